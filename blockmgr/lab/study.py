@@ -8,7 +8,6 @@ pool is replayed.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd
@@ -18,7 +17,7 @@ from blockmgr.groups import RecurrentState, extra_blocks_of
 from blockmgr.lab.attainable import Attainable, unbounded
 from blockmgr.lab.choices import different
 from blockmgr.lab.demand import attention_blocks, row_blocks
-from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, replay
+from blockmgr.lab.replay import Progress, ReplayConfig, ReplayResult, replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -165,7 +164,6 @@ def study(
     *,
     ceiling: bool = True,
     progress: Progress | None = None,
-    clock: Clock = time.thread_time,
 ) -> Study:
     """Replay ``trace`` at each capacity, and in an unbounded pool.
 
@@ -176,7 +174,6 @@ def study(
         ceiling: Whether to compute the attainable rate. It takes memory for every distinct prefix;
             a replay takes memory for its pool only.
         progress: Called once for each request of each replay.
-        clock: Measures the host cost.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``, or a capacity is
@@ -193,7 +190,7 @@ def study(
     results = []
     for capacity in sizes:
         blocks = capacity.blocks(best.working_set_blocks if best is not None else 1)
-        results.append(replay(trace, blocks, config, progress=progress, clock=clock))
+        results.append(replay(trace, blocks, config, progress=progress))
     return Study(
         trace=trace.name,
         config=config,

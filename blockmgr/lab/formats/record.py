@@ -23,6 +23,7 @@ __all__ = [
     "is_json",
     "kind_of",
     "records",
+    "scaled",
     "shown",
 ]
 
@@ -147,10 +148,7 @@ class Record:
         high = MAX_NUMBER // scale
         if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= high:
             raise self.wrong(field, value, f"a number in [0, {high}]")
-        if isinstance(value, int):
-            return int(value) * scale
-        # 61.114 s is 61,114 ms, although its binary fraction may be slightly smaller.
-        return math.floor(round(float(value) * scale, 6))
+        return scaled(value, scale, 1)
 
     def items(self, field: str) -> list[Any]:
         """A list of anything.
@@ -359,3 +357,11 @@ def _decoded(decoder: json.JSONDecoder, window: _Window) -> tuple[Any, int]:
             if size < len(window.text) or window.ended:
                 return value, size
         window.more()
+
+
+def scaled(number: float, more: int, less: int) -> int:
+    """``number * more / less``, rounded down."""
+    if isinstance(number, int):
+        return number * more // less
+    # 61.114 s is 61,114 ms, although its binary fraction may be slightly smaller.
+    return math.floor(round(number * more / less, 6))

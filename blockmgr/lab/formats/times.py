@@ -15,7 +15,7 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.lab.formats.record import MAX_NUMBER
+from blockmgr.lab.formats.record import MAX_NUMBER, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,10 +99,10 @@ class Times:
             milliseconds, unit = iso_ms(value), "ISO 8601"
         elif self._dates and is_date:
             _, more, less, unit = next(one for one in UNITS if number < one[0])
-            milliseconds, unit = _scaled(number, more, less), f"{unit} since 1970"
+            milliseconds, unit = scaled(number, more, less), f"{unit} since 1970"
         else:
             more = MS_IN_SECOND if self._unit == "seconds" else 1
-            milliseconds, unit = _scaled(number, more, 1), f"{self._unit} from the start"
+            milliseconds, unit = scaled(number, more, 1), f"{self._unit} from the start"
         if milliseconds is None or not 0 <= milliseconds <= MAX_NUMBER:
             expected = f"a number in [0, {MAX_NUMBER}], or an ISO 8601 date"
             raise record.wrong(name, value, expected)
@@ -210,7 +210,7 @@ def _delay_ms(record: Record, row: dict[str, Any]) -> int | None:
             number = _number(value)
             if number is None or not 0 <= number <= MAX_NUMBER:
                 raise record.wrong(name, value, "milliseconds, not negative")
-            return _scaled(number, 1, 1)
+            return scaled(number, 1, 1)
     return None
 
 
@@ -228,14 +228,6 @@ def _number(value: Any) -> int | float | None:
         return None  # a comparison also holds for integers that no float can be
     number: int | float = value
     return number
-
-
-def _scaled(number: float, more: int, less: int) -> int:
-    """``number * more / less``, rounded down."""
-    if isinstance(number, int):
-        return number * more // less
-    # 61.114 s is 61,114 ms, although its binary fraction may be slightly smaller.
-    return math.floor(round(number * more / less, 6))
 
 
 def iso_ms(value: Any) -> int | None:
