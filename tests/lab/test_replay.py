@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockmgr.lab.replay import EventLoop, ReplayConfig, ReplayResult, held_blocks, replay
-from blockmgr.lab.study import attainable, study
+from blockmgr.lab.study import attainable
 from blockmgr.lab.trace import Request, Trace
 from tests.lab.conftest import MakeRequest, MakeTrace
 
@@ -467,5 +467,5 @@ def test_a_setting_out_of_its_bounds_is_refused(changes: dict[str, int], message
 
 def test_host_time_is_the_processors_for_this_thread() -> None:
     """Not wall time, which includes other processes."""
-    for call in (replay, EventLoop, study):
+    for call in (replay, EventLoop):
         assert inspect.signature(call).parameters["clock"].default is time.thread_time
