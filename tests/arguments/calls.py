@@ -6,7 +6,6 @@ parameters, is missing, so that no call can be forgotten.
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field, is_dataclass, replace
@@ -16,6 +15,7 @@ import numpy as np
 
 from blockmgr import BlockManager, Priority, Prompt, _core
 from blockmgr.pool import BlockPool
+from tests import stubs
 from tests.fingerprints import fingerprint
 
 PROMPT: Final = [1, 2, 3, 4, 5, 6]
@@ -512,10 +512,8 @@ ELSEWHERE: Final = {
 
 def parameters(function: Any) -> list[str]:
     """Names of a callable's parameters, also for a callable in C++."""
-    if signatures := getattr(function, "__nb_signature__", None):
-        [parsed] = ast.parse(f"{signatures[0][0]}: ...").body
-        assert isinstance(parsed, ast.FunctionDef)
-        names = [a.arg for a in (*parsed.args.posonlyargs, *parsed.args.args)]
+    if hasattr(function, "__nb_signature__"):
+        names = stubs.parameters()[function.__qualname__]
     else:
         names = list(inspect.signature(function).parameters)
     return [name for name in names if name not in ("self", "cls")]

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "c/manager.h"
+#include "c/status.h"
 #include "digester.h"
 #include "sequences/sequences.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "c/blockmgr.h"
-#include "c/manager.h"
+#include "c/status.h"
 
 namespace {
 

@@ -19,9 +19,22 @@
 #include "sequences/arguments.h"
 #include "sequences/copies.h"
 
+// Arguments are any objects, None too: they are converted by functions that name the argument when
+// it is wrong.
+template <>
+struct nanobind::detail::has_arg_defaults<nanobind::handle> : std::true_type {};
+
 namespace blockmgr {
 
 namespace nb = nanobind;
+
+// An argument that the package itself has made. Nothing is converted: nanobind drops whatever error
+// that raises, an interrupt too.
+template <class T>
+struct Exact {
+  T value;
+  operator T() const { return value; }
+};
 
 // The end of a thread that was inside a call when its interpreter ended. It stays here: its stack
 // has functions that must finish, and references that no thread may drop without the lock.
@@ -214,37 +227,6 @@ bool bool_argument(nb::handle value, const char* name);
 // A whole number among the options, in [low, high].
 int int_option(const nb::dict& options, const char* name, int low, int high);
 
-// Lets a class with a member `digest`, and perhaps `policies`, take part in garbage
-// collection: a digest function or a policy may refer to the object that calls it.
-template <class Owner>
-PyType_Slot* collection_slots() {
-  struct Collected {
-    static int traverse(PyObject* self, visitproc visit, void* arg) {
-      Py_VISIT(Py_TYPE(self));
-      if (!nb::inst_ready(self)) return 0;
-      const Owner* owner = nb::inst_ptr<Owner>(self);
-      if (owner->digest) Py_VISIT(owner->digest->function().ptr());
-      if constexpr (requires { owner->policies; })
-        for (const auto* policy : owner->policies.all) {
-          Py_VISIT(policy->policy().ptr());
-          Py_VISIT(policy->held_error().ptr());
-        }
-      return 0;
-    }
-    static int clear(PyObject* self) {
-      Owner* owner = nb::inst_ptr<Owner>(self);
-      if (owner->digest) owner->digest->clear_function();
-      if constexpr (requires { owner->policies; })
-        for (auto* policy : owner->policies.all) policy->clear();
-      return 0;
-    }
-  };
-  static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(Collected::traverse)},
-                                {Py_tp_clear, reinterpret_cast<void*>(Collected::clear)},
-                                {0, nullptr}};
-  return slots;
-}
-
 // A field of a class with slots: where an instance has it. In a fresh one it is empty, and can be
 // filled if the class is frozen, too.
 struct Field {
@@ -305,16 +287,25 @@ struct Array {
 
 // A NumPy array of these numbers.
 template <class T>
-nb::object to_array(std::unique_ptr<T[]> numbers, std::int64_t size) {
-  const Array<T> result(size);
-  std::copy_n(numbers.get(), size, result.numbers);
+nb::object array_of(const std::vector<T>& numbers) {
+  const Array<T> result(static_cast<std::int64_t>(numbers.size()));
+  std::ranges::copy(numbers, result.numbers);
   return result.array;
 }
 
-template <class T>
-std::unique_ptr<T[]> new_numbers(std::int64_t size) {
-  return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(size ? size : 1)]);
+// A NumPy array of one field of these records.
+template <class T, class Record, class Field>
+nb::object column_of(const std::vector<Record>& records, Field Record::* field) {
+  const Array<T> result(static_cast<std::int64_t>(records.size()));
+  for (std::size_t i = 0; i < records.size(); ++i)
+    result.numbers[i] = static_cast<T>(records[i].*field);
+  return result.array;
 }
+
+nb::object bytes_of(std::string_view bytes);
+nb::list list_of(const std::vector<std::string>& texts);
+// Bytes of this size each, which lie one after another.
+nb::list list_of(const std::vector<std::uint8_t>& all, std::size_t size);
 
 // The number as an int, to be set before a call commits. Runs no Python code, not even the garbage
 // collector's.
@@ -326,59 +317,44 @@ auto announce_to(nb::object& result) {
   };
 }
 
-// Takes the copies of a core: make(ticket, sources, destinations, numbers of tokens). The plan is
-// complete before any array is made: that may run the garbage collector, and with it code that
-// calls the core. What cannot be passed on has not been taken.
-template <class Planner>
-nb::object take_plan(Planner& core, nb::handle make) {
-  std::vector<BlockCopy> copies;
-  const std::int64_t ticket = core.take_copies(copies);
-  try {
-    const auto end = std::ranges::find_if(copies, &BlockCopy::is_zeros);
-    const std::vector<BlockCopy> zeros(end, copies.end());
-    copies.erase(end, copies.end());
-    const auto column_of = [](const std::vector<BlockCopy>& copies,
-                              std::int32_t BlockCopy::* field) {
-      const auto count = static_cast<std::int64_t>(copies.size());
-      auto numbers = new_numbers<std::int32_t>(count);
-      for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
-      return to_array(std::move(numbers), count);
-    };
-    const auto column = [&](std::int32_t BlockCopy::* field) { return column_of(copies, field); };
-    return in_python([&]() -> nb::object {
-      if (core.has_groups())
-        return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
-                    column(&BlockCopy::num_tokens), column(&BlockCopy::group),
-                    column_of(zeros, &BlockCopy::destination));
-      return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
-                  column(&BlockCopy::num_tokens));
-    });
-  } catch (...) {
-    core.return_copies(ticket);
-    throw;
-  }
+// Shows the memory of a class, which has bytes() and kIsReadOnly, as a buffer.
+template <class Owner>
+PyType_Slot* buffer_slots() {
+  struct Shown {
+    static int get(PyObject* self, Py_buffer* view, int flags) {
+      if (!nb::inst_ready(self)) {
+        PyErr_SetString(PyExc_BufferError, "there is no memory behind this");
+        return -1;
+      }
+      const auto [data, size] = nb::inst_ptr<Owner>(self)->bytes();
+      return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(size),
+                               Owner::kIsReadOnly, flags);
+    }
+  };
+  static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(Shown::get)},
+                                {0, nullptr}};
+  return slots;
 }
 
-// Adds the class PoolCore.
+// Each adds classes and functions of the module.
+void bind_manager(nb::module_& m);
 void bind_block_pool(nb::module_& m);
-
-// Adds CopyChecker and order_copies.
 void bind_copies(nb::module_& m);
 void bind_prompt(nb::module_& m);
-// Adds cbor_of and cbor_items.
 void bind_cbor(nb::module_& m);
-// Adds WorkerTable.
 void bind_fleet(nb::module_& m);
-// Adds IdTrace, IdReplays, IdReplay and RunPaths.
 void bind_replays(nb::module_& m);
-void bind_shared_memory(nb::module_& m);
 
 }  // namespace blockmgr
 
-#define BM_ARRAY(dtype) "numpy.typing.NDArray[numpy." dtype "]"
-#define BM_TWO_ARRAYS(first, second) "tuple[" BM_ARRAY(first) ", " BM_ARRAY(second) "]"
-// The fields of blocks.CachedPrefix.
-#define BM_PREFIX                                                                               \
-  "tuple[" BM_ARRAY("int32") ", " BM_ARRAY("int64") ", " BM_ARRAY("uint32")                     \
-  ", bytes, dict[int, bytes], " BM_ARRAY("int8") ", list[float], bool, tuple["                  \
-  BM_ARRAY("int32") ", " BM_ARRAY("int64") ", " BM_ARRAY("int32") ", " BM_ARRAY("int64") "]]"
+template <class T>
+struct nanobind::detail::type_caster<blockmgr::Exact<T>> {
+  NB_TYPE_CASTER(blockmgr::Exact<T>, make_caster<T>::Name)
+  bool from_python(handle source, std::uint32_t flags, cleanup_list* cleanup) noexcept {
+    make_caster<T> own;
+    if (!own.from_python(source, flags & ~static_cast<std::uint32_t>(cast_flags::convert), cleanup))
+      return false;
+    value.value = own.operator cast_t<T>();
+    return true;
+  }
+};

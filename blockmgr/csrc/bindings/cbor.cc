@@ -74,10 +74,8 @@ class Reader {
       case cbor::kNegative:
         if (number > INT64_MAX) fail();
         return made(nb::steal(PyLong_FromLongLong(-1 - static_cast<std::int64_t>(number))));
-      case cbor::kBytes: {
-        const std::string_view content = take(number);
-        return made(nb::steal(PyBytes_FromStringAndSize(content.data(), ssize(content))));
-      }
+      case cbor::kBytes:
+        return bytes_of(take(number));
       case cbor::kText: {
         const std::string_view content = take(number);
         PyObject* text = PyUnicode_DecodeUTF8(content.data(), ssize(content), "strict");
@@ -139,8 +137,8 @@ nb::object cbor_items(const nb::bytes& data) {
 }  // namespace
 
 void bind_cbor(nb::module_& m) {
-  m.def("cbor_of", cbor_of, nb::sig("def cbor_of(keys: object, /) -> bytes"), nb::arg().none());
-  m.def("cbor_items", cbor_items, nb::sig("def cbor_items(data: bytes, /) -> object"));
+  m.def("cbor_of", cbor_of);
+  m.def("cbor_items", cbor_items);
 }
 
 }  // namespace blockmgr

@@ -1,5 +1,4 @@
 // The Python face of copy_order.h.
-#include <limits>
 #include <optional>
 
 #include "bindings/bindings.h"
@@ -88,9 +87,7 @@ void check_sizes(std::int64_t sources, std::int64_t others, const char* name) {
 
 std::int32_t positive_argument(nb::handle value, const char* name) {
   const std::int64_t number = int_argument(value, name);
-  if (number < 1 || number > std::numeric_limits<std::int32_t>::max())
-    throw Error(ErrorKind::kValue,
-                std::string(name) + " must be in [1, 2**31), got " + std::to_string(number));
+  check_bounds(name, number, 1, INT32_MAX);
   return static_cast<std::int32_t>(number);
 }
 
@@ -132,14 +129,12 @@ std::int64_t check_blocks(Checker& self, nb::handle blocks, nb::handle out) {
 std::int64_t pack(Checker& self, nb::handle start, nb::handle out) {
   const std::int64_t first = int_argument(start, "start");
   const Rows rows(out);
-  if (first < 0 || first > self.lists.size())
-    throw Error(ErrorKind::kValue, "start must be in [0, " + std::to_string(self.lists.size()) +
-                                       "], got " + std::to_string(first));
+  check_bounds("start", first, 0, self.lists.size());
   return self.lists.pack(first, rows.data(), rows.size());
 }
 
 nb::tuple order(nb::handle sources, nb::handle destinations, nb::handle num_blocks,
-                bool sequential) {
+                Exact<bool> sequential) {
   const std::int32_t blocks = positive_argument(num_blocks, "num_blocks");
   std::vector<std::int64_t> homes[2];
   IntArray<std::int64_t> from(sources, "sources", 0, homes[0], 0);
@@ -150,18 +145,13 @@ nb::tuple order(nb::handle sources, nb::handle destinations, nb::handle num_bloc
     check_sizes(from.size(), to.size(), "destinations");
     return order_copies(from.data(), to.data(), from.size(), blocks, sequential);
   });
-  const auto num_starts = static_cast<std::int64_t>(groups.starts.size());
-  auto starts = new_numbers<std::int32_t>(num_starts);
-  std::copy(groups.starts.begin(), groups.starts.end(), starts.get());
-  const auto num_moves = static_cast<std::int64_t>(groups.moves.size());
-  auto moves = new_numbers<std::int32_t>(2 * num_moves);
-  std::int32_t* out = moves.get();
+  const Array<std::int32_t> moves(2 * static_cast<std::int64_t>(groups.moves.size()));
+  std::int32_t* out = moves.numbers;
   for (const Move& move : groups.moves) {
     *out++ = move.source;
     *out++ = move.destination;
   }
-  return nb::make_tuple(to_array(std::move(starts), num_starts),
-                        to_array(std::move(moves), 2 * num_moves).attr("reshape")(-1, 2));
+  return nb::make_tuple(array_of(groups.starts), moves.array.attr("reshape")(-1, 2));
 }
 
 // The numbers of any container that a manager takes, in an array of their own.
@@ -169,43 +159,23 @@ nb::object int_array(nb::handle numbers, const std::string& name) {
   std::vector<std::int64_t> home;
   IntArray<std::int64_t> from(numbers, name.c_str(), 0, home, 0);
   from.read();
-  auto own = new_numbers<std::int64_t>(from.size());
-  std::copy(from.data(), from.data() + from.size(), own.get());
-  return to_array(std::move(own), from.size());
+  const Array<std::int64_t> own(from.size());
+  std::copy_n(from.data(), from.size(), own.numbers);
+  return own.array;
 }
 
 }  // namespace
 
 void bind_copies(nb::module_& m) {
-  const auto any = [] { return nb::arg().none(); };
   nb::class_<Checker>(m, "CopyChecker",
                       "Checks lists of block copies and packs them for a launch; kept by "
                       "blockmgr.kv.KVBlocks.")
-      .def("__init__", init,
-           nb::sig("def __init__(self, num_blocks: object, block_size: object, "
-                   "num_destinations: object = None, /) -> None"),
-           any(), any(), nb::arg().none() = nb::none())
-      .def("check", check,
-           nb::sig("def check(self, sources: object, destinations: object, num_tokens: object, "
-                   "out: numpy.typing.NDArray[numpy.int32], /) -> int"),
-           any(), any(), any(), any())
-      .def("check_blocks", check_blocks,
-           nb::sig("def check_blocks(self, blocks: object, "
-                   "out: numpy.typing.NDArray[numpy.int32], /) -> int"),
-           any(), any())
-      .def("pack", pack,
-           nb::sig("def pack(self, start: object, out: numpy.typing.NDArray[numpy.int32], /) -> "
-                   "int"),
-           any(), any());
-  m.def("int_array", int_array,
-        nb::sig("def int_array(numbers: object, name: str, /) -> "
-                "numpy.typing.NDArray[numpy.int64]"),
-        any(), nb::arg().noconvert());
-  m.def("order_copies", order,
-        nb::sig("def order_copies(sources: object, destinations: object, num_blocks: object, "
-                "sequential: bool, /) -> tuple[numpy.typing.NDArray[numpy.int32], "
-                "numpy.typing.NDArray[numpy.int32]]"),
-        any(), any(), any(), nb::arg().noconvert());
+      .def("__init__", init, nb::arg().none(), nb::arg().none(), nb::arg() = nb::none())
+      .def("check", check)
+      .def("check_blocks", check_blocks)
+      .def("pack", pack);
+  m.def("int_array", int_array);
+  m.def("order_copies", order);
 }
 
 }  // namespace blockmgr

@@ -6,20 +6,18 @@
 #include "fleet/worker_table.h"
 #include "memory/errors.h"
 #include "memory/secret.h"
+#include "sequences/arguments.h"
 
 namespace blockmgr {
 namespace {
 
 constexpr int kMaxWorkers = 1 << 16;
-constexpr std::int64_t kMaxIndexed = std::int64_t{1} << 40;
-constexpr std::int64_t kMaxPlace = std::int64_t{1} << 62;
+constexpr std::int64_t kMaxIndexed = (std::int64_t{1} << 40) - 1;
+constexpr std::int64_t kMaxPlace = (std::int64_t{1} << 62) - 1;
 
 std::int64_t in_bounds(nb::handle value, const char* name, std::int64_t low, std::int64_t high) {
   const std::int64_t number = int_argument(value, name);
-  if (number < low || number >= high)
-    throw Error(ErrorKind::kValue, std::string(name) + " must be in [" + std::to_string(low) +
-                                       ", " + std::to_string(high) + "), got " +
-                                       std::to_string(number));
+  check_bounds(name, number, low, high);
   return number;
 }
 
@@ -54,17 +52,17 @@ std::uint64_t secret_of(nb::handle secret) {
 }
 
 void init(WorkerTable* self, nb::handle max_workers, nb::handle max_blocks, nb::handle secret) {
-  const auto workers = static_cast<int>(in_bounds(max_workers, "max_workers", 1, kMaxWorkers + 1));
+  const auto workers = static_cast<int>(in_bounds(max_workers, "max_workers", 1, kMaxWorkers));
   const std::int64_t blocks = in_bounds(max_blocks, "max_blocks", 1, kMaxIndexed);
   new (self) WorkerTable(workers, blocks, secret_of(secret));
 }
 
 int worker_of(const WorkerTable& self, nb::handle worker) {
-  return static_cast<int>(in_bounds(worker, "worker", 0, self.max_workers()));
+  return static_cast<int>(in_bounds(worker, "worker", 0, self.max_workers() - 1));
 }
 
 int tier_of(nb::handle tier) {
-  return static_cast<int>(in_bounds(tier, "tier", 0, WorkerTable::kTiers));
+  return static_cast<int>(in_bounds(tier, "tier", 0, WorkerTable::kTiers - 1));
 }
 
 std::int64_t store(WorkerTable& self, nb::handle worker, nb::handle tier, const nb::bytes& keys) {
@@ -128,16 +126,11 @@ nb::tuple keys_of(const nb::list& digests) {
 }  // namespace
 
 void bind_fleet(nb::module_& m) {
-  m.def("keys_of", keys_of,
-        nb::sig("def keys_of(digests: list[bytes | int], /) -> tuple[bytes, int]"));
+  m.def("keys_of", keys_of);
   nb::class_<WorkerTable>(m, "WorkerTable", "Workers by block; documented as blockmgr.index.")
-      .def("__init__", init, nb::arg(), nb::arg(), nb::arg() = nb::none(),
-           nb::sig("def __init__(self, max_workers: object, max_blocks: object, "
-                   "secret: object = None, /) -> None"))
-      .def("store", store,
-           nb::sig("def store(self, worker: object, tier: object, keys: bytes, /) -> int"))
-      .def("remove", remove,
-           nb::sig("def remove(self, worker: object, tier: object, keys: bytes, /) -> int"))
+      .def("__init__", init, nb::arg(), nb::arg(), nb::arg() = nb::none())
+      .def("store", store)
+      .def("remove", remove)
       .def(
           "clear",
           [](WorkerTable& self, nb::handle worker, nb::handle tier, nb::handle from,
@@ -146,18 +139,13 @@ void bind_fleet(nb::module_& m) {
                               in_bounds(from, "start", 0, kMaxPlace),
                               in_bounds(count, "count", 1, kMaxPlace));
           },
-          nb::arg(), nb::arg(), nb::arg() = nb::int_(0), nb::arg() = nb::int_(kMaxPlace - 1),
-          nb::sig("def clear(self, worker: object, tier: object, start: object = 0, "
-                  "count: object = 4611686018427387903, /) -> int"))
-      .def("find", find, nb::sig("def find(self, keys: bytes, /) -> " BM_ARRAY("int32")))
-      .def("has", has,
-           nb::sig("def has(self, worker: object, keys: bytes, /) -> " BM_ARRAY("bool_")))
-      .def(
-          "num_blocks",
-          [](const WorkerTable& self, nb::handle worker, nb::handle tier) {
-            return self.num_blocks(worker_of(self, worker), tier_of(tier));
-          },
-          nb::sig("def num_blocks(self, worker: object, tier: object, /) -> int"))
+          nb::arg(), nb::arg(), nb::arg() = nb::int_(0), nb::arg() = nb::int_(kMaxPlace))
+      .def("find", find)
+      .def("has", has)
+      .def("num_blocks",
+           [](const WorkerTable& self, nb::handle worker, nb::handle tier) {
+             return self.num_blocks(worker_of(self, worker), tier_of(tier));
+           })
       .def("num_entries", &WorkerTable::num_entries)
       .def("longest_run", &WorkerTable::longest_run)
       .def("memory_usage", &WorkerTable::memory);

@@ -136,6 +136,24 @@ ExtrasBytes extras_argument(nb::handle extras) {
   return result;
 }
 
+nb::object bytes_of(std::string_view bytes) {
+  return made(nb::steal(
+      PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()))));
+}
+
+nb::list list_of(const std::vector<std::string>& texts) {
+  nb::list result = made(nb::list());
+  for (const std::string& text : texts) result.append(bytes_of(text));
+  return result;
+}
+
+nb::list list_of(const std::vector<std::uint8_t>& all, std::size_t size) {
+  nb::list result = made(nb::list());
+  for (std::size_t at = 0; at < all.size(); at += size)
+    result.append(bytes_of({reinterpret_cast<const char*>(all.data()) + at, size}));
+  return result;
+}
+
 bool bool_argument(nb::handle value, const char* name) {
   if (!PyBool_Check(value.ptr())) {
     PyErr_Format(PyExc_TypeError, "%s must be a bool, got %R", name, value.ptr());

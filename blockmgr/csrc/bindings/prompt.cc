@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -13,8 +14,13 @@ namespace {
 // that were copied from one another share this, until they grow apart.
 struct PromptTokens {
   explicit PromptTokens(std::int64_t size)
-      : capacity(size + size / 4), tokens(new_numbers<Token>(capacity)) {}
+      : capacity(size + size / 4),
+        tokens(std::make_unique_for_overwrite<Token[]>(static_cast<std::size_t>(capacity))) {}
 
+  static constexpr bool kIsReadOnly = true;
+  std::pair<void*, std::size_t> bytes() const {
+    return {tokens.get(), static_cast<std::size_t>(size) * sizeof(Token)};
+  }
   bool has_room(std::int64_t from, std::int64_t count) const {
     return from == size && count <= capacity - size;
   }
@@ -29,16 +35,6 @@ struct PromptTokens {
   std::int64_t size = 0;
   std::unique_ptr<Token[]> tokens;
 };
-
-int get_buffer(PyObject* self, Py_buffer* view, int flags) {
-  if (!nb::inst_ready(self)) {
-    PyErr_SetString(PyExc_BufferError, "there are no tokens behind this");
-    return -1;
-  }
-  const PromptTokens* own = nb::inst_ptr<PromptTokens>(self);
-  const auto bytes = static_cast<std::size_t>(own->size) * sizeof(Token);
-  return PyBuffer_FillInfo(view, self, own->tokens.get(), static_cast<Py_ssize_t>(bytes), 1, flags);
-}
 
 nb::tuple with_size(nb::object own, std::int64_t size) {
   return made(nb::make_tuple(made(std::move(own)), size));
@@ -80,20 +76,11 @@ nb::tuple extended_tokens(nb::handle own, std::int64_t size, nb::handle tokens, 
 }  // namespace
 
 void bind_prompt(nb::module_& m) {
-  static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
-                                {0, nullptr}};
   nb::class_<PromptTokens>(
-      m, "PromptTokens", nb::type_slots(slots),
+      m, "PromptTokens", nb::type_slots(buffer_slots<PromptTokens>()),
       "The memory of the tokens of a prompt: a buffer that cannot be written.");
-  const auto any = [] { return nb::arg().none(); };
-  m.def("prompt_tokens", prompt_tokens,
-        nb::sig("def prompt_tokens(tokens: object, namespace: object, extras: object, "
-                "session: object, /) -> tuple[PromptTokens, int]"),
-        any(), any(), any(), any());
-  m.def("extended_tokens", extended_tokens,
-        nb::sig("def extended_tokens(own: PromptTokens, size: int, tokens: object, "
-                "extras: object, /) -> tuple[PromptTokens, int]"),
-        nb::arg(), nb::arg(), any(), any());
+  m.def("prompt_tokens", prompt_tokens);
+  m.def("extended_tokens", extended_tokens);
 }
 
 }  // namespace blockmgr

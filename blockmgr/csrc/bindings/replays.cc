@@ -30,17 +30,8 @@ std::vector<T> column(const nb::bytes& bytes, const char* name) {
 
 int number(nb::handle value, const char* name, std::int64_t low, std::int64_t high) {
   const std::int64_t given = int_argument(value, name);
-  if (given < low || given > high)
-    throw Error(ErrorKind::kValue, std::string(name) + " must be in [" + std::to_string(low) +
-                                       ", " + std::to_string(high) + "], got " +
-                                       std::to_string(given));
+  check_bounds(name, given, low, high);
   return static_cast<int>(given);
-}
-
-nb::object array_of(const std::vector<std::int64_t>& numbers) {
-  const Array<std::int64_t> result(static_cast<std::int64_t>(numbers.size()));
-  std::copy(numbers.begin(), numbers.end(), result.numbers);
-  return result.array;
 }
 
 void init_trace(IdTrace* self, nb::handle block_size, nb::handle tokens_per_id, nb::handle words,
@@ -163,39 +154,22 @@ nb::dict stack_pass(const RunPaths& self, nb::handle max_seqs, double rate) {
 
 void bind_replays(nb::module_& m) {
   nb::class_<IdTrace>(m, "IdTrace", "A trace of ids; for blockmgr.lab.by_ids.")
-      .def("__init__", init_trace,
-           nb::sig("def __init__(self, block_size: object, tokens_per_id: object, words: object, "
-                   "spaces: list[bytes], requests: bytes, ids: bytes, /) -> None"))
+      .def("__init__", init_trace)
       .def("num_names", &IdTrace::num_names)
-      .def("runs", runs_of,
-           nb::sig("def runs(self, limits: bytes, /) -> tuple[" BM_ARRAY("int64") ", " BM_ARRAY(
-               "int64") ", " BM_ARRAY("int64") ", " BM_ARRAY("int64") "]"));
+      .def("runs", runs_of);
   nb::class_<Replays>(m, "IdReplays", "A trace of ids with the digests of its blocks.")
-      .def("__init__", init_replays,
-           nb::sig("def __init__(self, trace: IdTrace, digest: dict[str, typing.Any], /) -> None"));
+      .def("__init__", init_replays);
   nb::class_<Replay>(m, "IdReplay", "One replay of a trace of ids.")
-      .def(
-          "__init__", init_replay,
-          nb::sig(
-              "def __init__(self, replays: IdReplays, num_blocks: object, max_seqs: object, "
-              "row_width: object, hit_rate_window: object, remap: bool, eviction: str, /) -> None"))
-      .def(
-          "run",
-          [](Replay& self, nb::handle num_requests) {
-            return self.replay->run(int_argument(num_requests, "num_requests"));
-          },
-          nb::sig("def run(self, num_requests: object, /) -> bool"))
-      .def("counts", counts, nb::sig("def counts(self, /) -> dict[str, int]"));
+      .def("__init__", init_replay)
+      .def("run",
+           [](Replay& self, nb::handle num_requests) {
+             return self.replay->run(int_argument(num_requests, "num_requests"));
+           })
+      .def("counts", counts);
   nb::class_<RunPaths>(m, "RunPaths", "A trace as runs; for blockmgr.lab.runs.")
-      .def("__init__", init_paths,
-           nb::sig("def __init__(self, block_size: object, parent: bytes, length: bytes, "
-                   "end: bytes, requests: bytes, ends: bytes, /) -> None"))
-      .def("most_hits", most_hits,
-           nb::sig("def most_hits(self, num_blocks: object, max_seqs: object, /) -> "
-                   "tuple[int, int]"))
-      .def("stack_pass", stack_pass,
-           nb::sig("def stack_pass(self, max_seqs: object, rate: float, /) -> "
-                   "dict[str, typing.Any]"));
+      .def("__init__", init_paths)
+      .def("most_hits", most_hits)
+      .def("stack_pass", stack_pass);
 }
 
 }  // namespace blockmgr

@@ -4,8 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "bindings/core.h"
-#include "bindings/pool_core.h"
+#include "bindings/holder.h"
 #include "memory/buckets.h"
 #include "memory/tag_table.h"
 
@@ -13,7 +12,11 @@ namespace blockmgr {
 
 namespace {
 
-nb::bytes to_bytes(const std::string& facts) { return nb::bytes(facts.data(), facts.size()); }
+template <class Own>
+nb::bytes fingerprint(Holder<Own>& self) {
+  const std::string facts = self.read([](const Own& core) { return core.fingerprint(); });
+  return nb::bytes(facts.data(), facts.size());
+}
 
 // Steps that searches for victims have taken.
 std::int64_t victim_steps(Core& self) {
@@ -45,21 +48,10 @@ nb::tuple longest_runs(const nb::bytes& digests) {
 
 NB_MODULE(_core_testing, m) {
   m.doc() = "What only tests need of the native core.";
-  m.def(
-      "fingerprint",
-      [](Core& self) {
-        return to_bytes(self.read([](const Sequences& core) { return core.fingerprint(); }));
-      },
-      nb::arg("core"));
-  m.def(
-      "fingerprint",
-      [](PoolCore& self) {
-        return to_bytes(self.read([](const BlockPool& core) { return core.fingerprint(); }));
-      },
-      nb::arg("core"));
-  m.def("victim_steps", victim_steps, nb::arg("core"));
-  m.def("longest_runs", longest_runs, nb::arg("digests"),
-        nb::sig("def longest_runs(digests: bytes) -> tuple[int, int]"));
+  m.def("fingerprint", fingerprint<Sequences>);
+  m.def("fingerprint", fingerprint<BlockPool>);
+  m.def("victim_steps", victim_steps);
+  m.def("longest_runs", longest_runs);
 }
 
 }  // namespace blockmgr

@@ -1,10 +1,10 @@
 // The C interface: calls on prompts.
-#include "c/prompts.h"
-
 #include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "c/structs.h"
 
 namespace blockmgr::c {
 
@@ -52,8 +52,7 @@ Prompt looked_up(const Sequences& core, Prompt prompt) {
   return prompt;
 }
 
-}  // namespace
-
+// Refers to the memory of the caller.
 Prompt prompt_of(const blockmgr_prompt* given) {
   const blockmgr_prompt p = read_struct(given, "prompt", kFirstPrompt);
   check_at_least("num_tokens", p.num_tokens, 0);
@@ -72,6 +71,8 @@ Prompt prompt_of(const blockmgr_prompt* given) {
   prompt.num_loaded = p.num_loaded_tokens;
   return prompt;
 }
+
+}  // namespace
 
 }  // namespace blockmgr::c
 
@@ -126,8 +127,7 @@ blockmgr_status blockmgr_block_digests(blockmgr_manager* manager, const blockmgr
     check_room(room, needed, *num_bytes);
     std::vector<std::uint8_t> all(static_cast<std::size_t>(needed));
     core.block_digests(asked, all.data());
-    std::copy(all.begin(), all.end(), digests);
-    *num_bytes = needed;
+    put_all(all, digests, room, *num_bytes);
   });
 }
 
@@ -136,8 +136,7 @@ blockmgr_status blockmgr_retain_prefix(blockmgr_manager* manager, const blockmgr
   return change(manager, [&](Sequences& core) {
     const blockmgr::Prompt asked = prompt_of(prompt);
     blockmgr::check_retention(priority, seconds);
-    const std::int64_t count = core.retain_prefix(asked, priority, seconds);
-    if (num_blocks) *num_blocks = count;
+    tell(num_blocks, core.retain_prefix(asked, priority, seconds));
   });
 }
 
@@ -151,8 +150,6 @@ blockmgr_status blockmgr_pin(blockmgr_manager* manager, const blockmgr_prompt* p
 
 blockmgr_status blockmgr_touch(blockmgr_manager* manager, const blockmgr_prompt* prompt,
                                int64_t* num_blocks) {
-  return change(manager, [&](Sequences& core) {
-    const std::int64_t count = core.touch(prompt_of(prompt));
-    if (num_blocks) *num_blocks = count;
-  });
+  return change(manager,
+                [&](Sequences& core) { tell(num_blocks, core.touch(prompt_of(prompt))); });
 }

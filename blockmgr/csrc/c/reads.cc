@@ -86,9 +86,6 @@ blockmgr_status take_events(blockmgr_manager* manager, blockmgr_events** events,
 
 }  // namespace
 
-// ---- sequences
-// ------------------------------------------------------------------------------------
-
 blockmgr_status blockmgr_view(blockmgr_manager* manager, blockmgr_handle handle,
                               blockmgr_sequence* sequence) {
   return read(manager, [&](const Sequences& core) {
@@ -121,35 +118,25 @@ blockmgr_status blockmgr_tokens(blockmgr_manager* manager, blockmgr_handle handl
   });
 }
 
-static void put_handles(const std::vector<blockmgr::Handle>& all, blockmgr_handle* handles,
-                        int64_t room, int64_t* num_handles) {
-  not_null(num_handles, "num_handles");
-  elements(handles, "handles", room, "room");
-  const auto count = static_cast<std::int64_t>(all.size());
-  check_room(room, count, *num_handles);
-  std::copy(all.begin(), all.end(), handles);
-  *num_handles = count;
-}
-
 blockmgr_status blockmgr_handles(blockmgr_manager* manager, blockmgr_handle* handles, int64_t room,
                                  int64_t* num_handles) {
   return read(manager, [&](const Sequences& core) {
-    put_handles(core.handles(), handles, room, num_handles);
+    not_null(num_handles, "num_handles");
+    put_all(core.handles(), elements(handles, "handles", room, "room"), room, *num_handles);
   });
 }
 
 blockmgr_status blockmgr_leaving(blockmgr_manager* manager, blockmgr_handle* handles, int64_t room,
                                  int64_t* num_handles) {
   return read(manager, [&](const Sequences& core) {
+    not_null(num_handles, "num_handles");
     std::set<blockmgr::Handle> all;
     for (const blockmgr::LeavingBlock& each : core.leaving())
       if (each.handle >= 0) all.insert(each.handle);
-    put_handles({all.begin(), all.end()}, handles, room, num_handles);
+    put_all(std::vector(all.begin(), all.end()), elements(handles, "handles", room, "room"), room,
+            *num_handles);
   });
 }
-
-// ---- tables
-// ---------------------------------------------------------------------------------------
 
 blockmgr_status blockmgr_table(blockmgr_manager* manager, int32_t group, const int32_t** table,
                                int64_t* num_rows, int64_t* row_width) {
@@ -189,9 +176,6 @@ blockmgr_status blockmgr_slot_mapping(blockmgr_manager* manager, blockmgr_handle
   });
 }
 
-// ---- events
-// ---------------------------------------------------------------------------------------
-
 blockmgr_status blockmgr_take_events(blockmgr_manager* manager, blockmgr_events** events) {
   return take_events(manager, events, [](const Sequences& core) { return core.events(); });
 }
@@ -218,9 +202,6 @@ blockmgr_status blockmgr_events_list(const blockmgr_events* events, blockmgr_eve
 }
 
 void blockmgr_events_destroy(blockmgr_events* events) { delete events; }
-
-// ---- counts
-// ---------------------------------------------------------------------------------------
 
 blockmgr_status blockmgr_get_stats(blockmgr_manager* manager, blockmgr_stats* stats) {
   return read(manager, [&](const Sequences& core) {

@@ -1,7 +1,5 @@
 // The C interface: calls on sequences, steps and blocks.
 #include <algorithm>
-#include <cstring>
-#include <type_traits>
 #include <vector>
 
 #include "c/structs.h"
@@ -16,12 +14,6 @@ void check_flags(std::uint32_t flags, std::uint32_t known) {
   blockmgr::check_bounds("flags", flags, 0, known);
 }
 
-// Plain records of the core, which have the members of those of the interface.
-template <class Out, class In>
-void write_all(const std::vector<In>& records, Out* out) {
-  static_assert(sizeof(Out) == sizeof(In) && std::is_trivially_copyable_v<In>);
-  if (!records.empty()) std::memcpy(out, records.data(), records.size() * sizeof(In));
-}
 static_assert(offsetof(blockmgr_copy, group) == offsetof(blockmgr::BlockCopy, group));
 
 }  // namespace
@@ -78,8 +70,7 @@ blockmgr_status blockmgr_reparent(blockmgr_manager* manager, const blockmgr_hand
 blockmgr_status blockmgr_truncate(blockmgr_manager* manager, blockmgr_handle handle,
                                   int64_t num_tokens, int64_t* num_computed_tokens) {
   return change(manager, [&](Sequences& core) {
-    const std::int64_t left = core.truncate(handle, num_tokens);
-    if (num_computed_tokens) *num_computed_tokens = left;
+    tell(num_computed_tokens, core.truncate(handle, num_tokens));
   });
 }
 
@@ -129,10 +120,7 @@ blockmgr_status blockmgr_resume_together(blockmgr_manager* manager, const blockm
 
 blockmgr_status blockmgr_cache_state(blockmgr_manager* manager, blockmgr_handle handle,
                                      int32_t* cached) {
-  return change(manager, [&](Sequences& core) {
-    const bool is_cached = core.cache_state(handle);
-    if (cached) *cached = is_cached;
-  });
+  return change(manager, [&](Sequences& core) { tell(cached, core.cache_state(handle)); });
 }
 
 blockmgr_status blockmgr_mark_state_moved(blockmgr_manager* manager, blockmgr_handle handle) {
@@ -155,9 +143,6 @@ blockmgr_status blockmgr_num_common_prefix_blocks(blockmgr_manager* manager,
   });
 }
 
-// ---- steps
-// ----------------------------------------------------------------------------------------
-
 blockmgr_status blockmgr_take_copies(blockmgr_manager* manager, blockmgr_copy* copies, int64_t room,
                                      int64_t* num_copies, int64_t* ticket) {
   return change(manager, [&](Sequences& core) {
@@ -166,11 +151,8 @@ blockmgr_status blockmgr_take_copies(blockmgr_manager* manager, blockmgr_copy* c
     elements(copies, "copies", room, "room");
     std::vector<blockmgr::BlockCopy> plan;
     const std::int64_t taken = core.take_copies(plan);
-    const auto count = static_cast<std::int64_t>(plan.size());
-    if (count > room) core.return_copies(taken);
-    check_room(room, count, *num_copies);
-    write_all(plan, copies);
-    *num_copies = count;
+    if (static_cast<std::int64_t>(plan.size()) > room) core.return_copies(taken);
+    put_all(plan, copies, room, *num_copies);
     *ticket = taken;
   });
 }
@@ -203,16 +185,12 @@ blockmgr_status blockmgr_take_remaps(blockmgr_manager* manager, blockmgr_remap* 
   });
 }
 
-// ---- the cache
-// ------------------------------------------------------------------------------------
-
 blockmgr_status blockmgr_retain(blockmgr_manager* manager, blockmgr_handle handle, int64_t start,
                                 int64_t stop, int32_t priority, double seconds,
                                 int64_t* num_blocks) {
   return change(manager, [&](Sequences& core) {
     blockmgr::check_retention(priority, seconds);
-    const std::int64_t count = core.retain(handle, start, stop, priority, seconds);
-    if (num_blocks) *num_blocks = count;
+    tell(num_blocks, core.retain(handle, start, stop, priority, seconds));
   });
 }
 
@@ -246,17 +224,14 @@ blockmgr_status blockmgr_touch_blocks(blockmgr_manager* manager, const int64_t* 
 blockmgr_status blockmgr_forget(blockmgr_manager* manager, const int64_t* blocks, int64_t count,
                                 int64_t* num_forgotten) {
   return change(manager, [&](Sequences& core) {
-    const std::int64_t forgotten = core.forget(elements(blocks, "blocks", count, "count"), count);
-    if (num_forgotten) *num_forgotten = forgotten;
+    tell(num_forgotten, core.forget(elements(blocks, "blocks", count, "count"), count));
   });
 }
 
 blockmgr_status blockmgr_shrink(blockmgr_manager* manager, int64_t num_blocks,
                                 int64_t* num_leaving) {
-  return change(manager, [&](Sequences& core) {
-    const std::int64_t leaving = core.shrink_pool(num_blocks);
-    if (num_leaving) *num_leaving = leaving;
-  });
+  return change(manager,
+                [&](Sequences& core) { tell(num_leaving, core.shrink_pool(num_blocks)); });
 }
 
 blockmgr_status blockmgr_grow(blockmgr_manager* manager, int64_t num_blocks) {
@@ -267,7 +242,6 @@ blockmgr_status blockmgr_reset_prefix_cache(blockmgr_manager* manager, int32_t r
                                             int64_t* num_forgotten) {
   return change(manager, [&](Sequences& core) {
     blockmgr::check_bounds("reset_hit_rate", reset_hit_rate, 0, 1);
-    const std::int64_t forgotten = core.reset_prefix_cache(reset_hit_rate);
-    if (num_forgotten) *num_forgotten = forgotten;
+    tell(num_forgotten, core.reset_prefix_cache(reset_hit_rate));
   });
 }

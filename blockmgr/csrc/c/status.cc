@@ -2,6 +2,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 
@@ -33,25 +34,37 @@ void note(std::int64_t needed, std::int64_t available, std::int64_t reserved = 0
 
 long long wide(std::int64_t number) { return number; }
 
-blockmgr_status status_of(ErrorKind kind) noexcept {
-  switch (kind) {
-    case ErrorKind::kValue:
-      return BLOCKMGR_BAD_VALUE;
-    case ErrorKind::kNeverFits:
-      return BLOCKMGR_NEVER_FITS;
-    case ErrorKind::kSequenceState:
-      return BLOCKMGR_SEQUENCE_STATE;
-    case ErrorKind::kStep:
-      return BLOCKMGR_STEP;
-    case ErrorKind::kTicket:
-      return BLOCKMGR_TICKET;
-    case ErrorKind::kReentrancy:
-      return BLOCKMGR_REENTRANCY;
-    case ErrorKind::kFork:
-      return BLOCKMGR_FORK;
-  }
-  return BLOCKMGR_INTERNAL;
-}
+// By ErrorKind.
+constexpr blockmgr_status kStatuses[] = {
+    BLOCKMGR_BAD_VALUE, BLOCKMGR_NEVER_FITS, BLOCKMGR_SEQUENCE_STATE, BLOCKMGR_STEP,
+    BLOCKMGR_TICKET,    BLOCKMGR_REENTRANCY, BLOCKMGR_FORK};
+static_assert(std::size(kStatuses) == static_cast<std::size_t>(ErrorKind::kFork) + 1);
+
+struct StatusText {
+  blockmgr_status status;
+  const char* text;
+};
+constexpr StatusText kTexts[] = {{BLOCKMGR_OK, "ok"},
+                                 {BLOCKMGR_OUT_OF_BLOCKS, "out of blocks"},
+                                 {BLOCKMGR_OUT_OF_SEQUENCES, "out of sequences"},
+                                 {BLOCKMGR_PIN_BUDGET, "pin budget"},
+                                 {BLOCKMGR_STALE_MATCH, "stale match"},
+                                 {BLOCKMGR_TOO_SMALL, "too small"},
+                                 {BLOCKMGR_OUT_OF_NODES, "out of nodes"},
+                                 {BLOCKMGR_BAD_VALUE, "bad value"},
+                                 {BLOCKMGR_NEVER_FITS, "never fits"},
+                                 {BLOCKMGR_UNKNOWN_SEQUENCE, "unknown sequence"},
+                                 {BLOCKMGR_UNKNOWN_PIN, "unknown pin"},
+                                 {BLOCKMGR_SEQUENCE_STATE, "sequence state"},
+                                 {BLOCKMGR_BLOCK_STATE, "block state"},
+                                 {BLOCKMGR_STEP, "step"},
+                                 {BLOCKMGR_TICKET, "ticket"},
+                                 {BLOCKMGR_REENTRANCY, "reentrancy"},
+                                 {BLOCKMGR_FORK, "fork"},
+                                 {BLOCKMGR_DIGEST_FAILED, "digest failed"},
+                                 {BLOCKMGR_OUT_OF_MEMORY, "out of memory"},
+                                 {BLOCKMGR_INVARIANT, "invariant"},
+                                 {BLOCKMGR_INTERNAL, "internal"}};
 
 // An ordinary shortage.
 blockmgr_status report_shortage(const OutOfBlocks& e) noexcept {
@@ -110,7 +123,7 @@ blockmgr_status report() noexcept {
     return BLOCKMGR_INVARIANT;
   } catch (const Error& e) {
     say("%s", e.what());
-    return status_of(e.kind);
+    return kStatuses[static_cast<std::size_t>(e.kind)];
   } catch (const std::bad_alloc&) {
     say("out of memory");
     return BLOCKMGR_OUT_OF_MEMORY;
@@ -142,50 +155,7 @@ void blockmgr_last_shortage(int64_t* needed, int64_t* available, int64_t* reserv
 }
 
 const char* blockmgr_status_text(blockmgr_status status) {
-  switch (status) {
-    case BLOCKMGR_OK:
-      return "ok";
-    case BLOCKMGR_OUT_OF_BLOCKS:
-      return "out of blocks";
-    case BLOCKMGR_OUT_OF_SEQUENCES:
-      return "out of sequences";
-    case BLOCKMGR_PIN_BUDGET:
-      return "pin budget";
-    case BLOCKMGR_STALE_MATCH:
-      return "stale match";
-    case BLOCKMGR_TOO_SMALL:
-      return "too small";
-    case BLOCKMGR_OUT_OF_NODES:
-      return "out of nodes";
-    case BLOCKMGR_BAD_VALUE:
-      return "bad value";
-    case BLOCKMGR_NEVER_FITS:
-      return "never fits";
-    case BLOCKMGR_UNKNOWN_SEQUENCE:
-      return "unknown sequence";
-    case BLOCKMGR_UNKNOWN_PIN:
-      return "unknown pin";
-    case BLOCKMGR_SEQUENCE_STATE:
-      return "sequence state";
-    case BLOCKMGR_BLOCK_STATE:
-      return "block state";
-    case BLOCKMGR_STEP:
-      return "step";
-    case BLOCKMGR_TICKET:
-      return "ticket";
-    case BLOCKMGR_REENTRANCY:
-      return "reentrancy";
-    case BLOCKMGR_FORK:
-      return "fork";
-    case BLOCKMGR_DIGEST_FAILED:
-      return "digest failed";
-    case BLOCKMGR_OUT_OF_MEMORY:
-      return "out of memory";
-    case BLOCKMGR_INVARIANT:
-      return "invariant";
-    case BLOCKMGR_INTERNAL:
-      return "internal";
-    default:
-      return "no status of this version";
-  }
+  for (const auto& each : blockmgr::c::kTexts)
+    if (each.status == status) return each.text;
+  return "no status of this version";
 }

@@ -1,13 +1,23 @@
-// Turns an exception into a number for callers in C, and a text of the thread.
+// The manager behind a blockmgr_manager, and its calls: an exception becomes a number for callers in
+// C, and a text of the thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "c/blockmgr.h"
-#include "c/manager.h"
 #include "sequences/arguments.h"
+#include "sequences/sequences.h"
+
+struct blockmgr_manager {
+  blockmgr_manager(const blockmgr::Config& config, std::unique_ptr<blockmgr::Digester> digester)
+      : core(config, std::move(digester)) {}
+
+  blockmgr::Sequences core;
+};
 
 namespace blockmgr::c {
 

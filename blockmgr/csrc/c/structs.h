@@ -8,6 +8,8 @@
 #include <cstring>
 #include <string>
 #include <tuple>
+#include <type_traits>
+#include <vector>
 
 #include "c/blockmgr.h"
 #include "c/status.h"
@@ -50,6 +52,22 @@ template <class Struct>
 void write_struct(Struct* out, std::size_t size, Struct result) {
   result.struct_size = size;
   std::memcpy(out, &result, size);
+}
+
+// A result that the caller may not want.
+template <class Number>
+void tell(Number* out, std::int64_t value) {
+  if (out) *out = static_cast<Number>(value);
+}
+
+// Records as elements of the caller, and their number. Plain ones have the members of those of the
+// interface.
+template <class Record, class Out>
+void put_all(const std::vector<Record>& records, Out* out, std::int64_t room, std::int64_t& count) {
+  static_assert(sizeof(Out) == sizeof(Record) && std::is_trivially_copyable_v<Record>);
+  check_room(room, static_cast<std::int64_t>(records.size()), count);
+  if (!records.empty()) std::memcpy(out, records.data(), records.size() * sizeof(Record));
+  count = static_cast<std::int64_t>(records.size());
 }
 
 // The stops of a prompt after this position, each once; how many.
