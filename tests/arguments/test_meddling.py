@@ -313,7 +313,7 @@ EXTRAS = [
 @pytest.mark.parametrize("extras", EXTRAS, ids=map(str, range(len(EXTRAS))))
 def test_extra_keys_reach_the_core_as_a_tuple_of_pairs_that_nothing_can_change(extras: Any) -> None:
     world = World()
-    refuse(TypeError, "extras", world.manager._core.admit, [1, 2], b"", extras, None)
+    refuse(TypeError, "extras", world.manager._core.block_digests, [1, 2], b"", extras)
     refuse(TypeError, "extras", world.pool._core.find, [1, 2], -1, b"", extras)
 
 

@@ -138,5 +138,5 @@ def test_arguments_of_the_wrong_kind_are_named() -> None:
     [((0, 4), "num_blocks"), ((6, 0), "block_size"), ((6, 4, 0), "num_destinations")],
 )
 def test_a_checker_needs_sizes(arguments: tuple[int, ...], name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name} must be in \[1, 2\*\*31\), got 0"):
+    with pytest.raises(ValueError, match=rf"{name} must be in \[1, 2147483647\], got 0"):
         CopyChecker(*arguments)

@@ -464,7 +464,7 @@ def test_a_withdrawn_worker_leaves_nothing_and_makes_room() -> None:
         (
             lambda i: _core.WorkerTable((1 << 16) + 1, 1),
             ValueError,
-            "max_workers must be in .1, 65537",
+            "max_workers must be in .1, 65536",
         ),
         (lambda i: _core.WorkerTable(1, 1).store(1, 0, b""), ValueError, "worker must be in"),
         (lambda i: _core.WorkerTable(1, 1).clear(0, 4), ValueError, "tier must be in"),

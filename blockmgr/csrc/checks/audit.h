@@ -51,9 +51,9 @@ class BlockAudit {
   std::vector<std::string> result() { return std::move(broken_); }
 
   static std::string name(NodeId n) { return "node " + std::to_string(n); }
-  // Whether this is a node, so that it has a block.
   // The record of a part of a further group, among what is cached.
   bool is_part(NodeId n) const { return nodes_[n].keyed() && Pool::is_part(nodes_[n]); }
+  // Whether this is a node, so that it has a block.
   bool valid(NodeId n) const { return n >= 0 && n < count_ && nodes_.block(n) != kNoBlock; }
   // The partition whose observers are being audited.
   const Pool::Partition& partition() const { return *partition_; }

@@ -109,15 +109,6 @@ std::int64_t WorkerTable::clear(int worker, int tier, std::int64_t from,
   return held ? static_cast<std::int64_t>(i) : -1;
 }
 
-std::int64_t WorkerTable::longest_run() const {
-  std::int64_t longest = 0, run = 0;
-  for (std::size_t i = 0; i < 2 * keys_.size(); ++i) {  // twice around: a run may cross the end
-    run = keys_[i & (keys_.size() - 1)] ? run + 1 : 0;
-    longest = std::max(longest, run);
-  }
-  return longest;
-}
-
 bool WorkerTable::is_empty(std::size_t i) const {
   const std::uint64_t* all = masks(i);
   return std::all_of(all, all + stride_, [](std::uint64_t mask) { return mask == 0; });

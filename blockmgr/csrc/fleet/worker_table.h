@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory/secret.h"
+
 namespace blockmgr {
 
 class WorkerTable {
@@ -42,7 +44,9 @@ class WorkerTable {
     return counts_[static_cast<std::size_t>(worker * kTiers + tier)];
   }
   // Occupied places in a row, at most: no search looks at more places but one. Cost: O(entries).
-  std::int64_t longest_run() const;
+  std::int64_t longest_run() const {
+    return longest_row(keys_.size(), [&](std::size_t i) { return keys_[i] != 0; });
+  }
   std::size_t memory() const {
     return (keys_.capacity() + masks_.capacity()) * sizeof(std::uint64_t) +
            counts_.capacity() * sizeof(std::int64_t);

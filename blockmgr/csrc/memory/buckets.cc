@@ -1,6 +1,5 @@
 #include "memory/buckets.h"
 
-#include <algorithm>
 #include <vector>
 
 namespace blockmgr {
@@ -41,15 +40,6 @@ void Buckets::erase(NodeId b, const std::uint8_t* digest) noexcept {
     }
     --bucket.passed;
   }
-}
-
-std::int64_t Buckets::longest_run() const {
-  std::int64_t longest = 0, run = 0;
-  for (std::size_t i = 0; i < 2 * buckets_.size(); ++i) {  // twice around: a run may cross the end
-    run = buckets_[i % buckets_.size()].passed ? run + 1 : 0;
-    longest = std::max(longest, run);
-  }
-  return longest;
 }
 
 bool Buckets::adds_up(const Nodes& nodes) const {

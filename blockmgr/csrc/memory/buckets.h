@@ -58,7 +58,9 @@ class Buckets {
   // Likewise: whether each node has its mark, and each bucket counts those that passed it.
   bool adds_up(const Nodes& nodes) const;
   // Buckets in a row that a search goes past, at most. Cost: O(buckets).
-  std::int64_t longest_run() const;
+  std::int64_t longest_run() const {
+    return longest_row(buckets_.size(), [&](std::size_t i) { return buckets_[i].passed != 0; });
+  }
 
  private:
   static constexpr int kPlaces = 12;

@@ -7,6 +7,7 @@
 // finds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <random>
 
@@ -16,6 +17,17 @@ inline std::uint64_t drawn_secret() {
   std::random_device draw;
   const std::uint64_t high = draw();
   return high << 32 ^ draw();
+}
+
+// Occupied places in a row, at most, in a table of so many: what a search goes past. Cost: O(size).
+template <class IsOccupied>
+std::int64_t longest_row(std::size_t size, IsOccupied is_occupied) {
+  std::int64_t longest = 0, row = 0;
+  for (std::size_t i = 0; i < 2 * size; ++i) {  // twice around: a row may cross the end
+    row = is_occupied(i % size) ? row + 1 : 0;
+    longest = row > longest ? row : longest;
+  }
+  return longest;
 }
 
 }  // namespace blockmgr

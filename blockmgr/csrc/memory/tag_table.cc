@@ -1,7 +1,5 @@
 #include "memory/tag_table.h"
 
-#include <algorithm>
-
 namespace blockmgr {
 
 void TagTable::insert(std::int32_t entry) noexcept {
@@ -27,15 +25,6 @@ std::int64_t TagTable::size() const noexcept {
   std::int64_t count = 0;
   for (std::size_t i = 0; i < buckets_.size(); ++i) count += buckets_[i] != 0;
   return count;
-}
-
-std::int64_t TagTable::longest_run() const {
-  std::int64_t longest = 0, run = 0;
-  for (std::size_t i = 0; i < 2 * buckets_.size(); ++i) {  // twice around: a run may cross the end
-    run = buckets_[i % buckets_.size()] ? run + 1 : 0;
-    longest = std::max(longest, run);
-  }
-  return longest;
 }
 
 bool TagTable::holds(std::int32_t entry) const noexcept {

@@ -37,7 +37,9 @@ class TagTable {
   // Whether a search meets this entry.
   bool holds(std::int32_t entry) const noexcept;
   // Occupied buckets in a row, at most: no search looks at more but one. Cost: O(buckets).
-  std::int64_t longest_run() const;
+  std::int64_t longest_run() const {
+    return longest_row(buckets_.size(), [&](std::size_t i) { return buckets_[i] != 0; });
+  }
 
  private:
   // Tags that are no good hashes are spread, too. Those with an equal low half share a home: it takes

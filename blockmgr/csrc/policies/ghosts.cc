@@ -14,11 +14,6 @@ GhostSet::GhostSet(int num_lists, int capacity)
   }
 }
 
-int GhostSet::find(Tag tag) const noexcept {
-  const std::int32_t i = table_.find(tag);
-  return i < 0 ? kNone : node(i).list;
-}
-
 void GhostSet::remove(std::int32_t i) noexcept {
   table_.erase(i);
   Node& ghost = node(i);

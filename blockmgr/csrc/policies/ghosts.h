@@ -37,8 +37,6 @@ class GhostSet {
   int size(int list) const { return sizes_[static_cast<std::size_t>(list)]; }
   int capacity() const { return capacity_; }
 
-  // The list the tag is in, or kNone.
-  int find(Tag tag) const noexcept;
   // Makes the tag the newest of this list, out of any other; at the bound the oldest goes, of this
   // list or, if that is empty, of the fullest.
   void push(int list, Tag tag) noexcept;

@@ -75,13 +75,8 @@ void RetainingPolicy::move(NodeId b, Level to) noexcept {
   if (below_base(from)) {
     base_->on_used({&b, 1});
   } else {
-    tell_unused(b);
+    base_->on_idle({&b, 1});  // the use that it took for one has ended, by no request
   }
-}
-
-// To the policy below: the use of a block that it took for used has ended, by no request.
-void RetainingPolicy::tell_unused(NodeId b) noexcept {
-  base_->on_idle({&b, 1});
 }
 
 // Blocks become idle in order, so nearly always the list's end is the place.
@@ -228,7 +223,7 @@ void RetainingPolicy::on_uncached(NodeId b, bool evicted) noexcept {
   Kept& k = at(b);
   if (k.idle) unqueue(b);
   // The policy below was not told that the use had ended.
-  if (base_ && k.idle && !below_base(k.level)) tell_unused(b);
+  if (base_ && k.idle && !below_base(k.level)) base_->on_idle({&b, 1});
   counts_.pinned_evicted += evicted && k.level == kPinned;
   --num_cached_[k.level];
   const NodeId parent = nodes_[b].parent;

@@ -167,7 +167,6 @@ class RetainingPolicy final : public Policy {
   }
   NodeId end(int level) const { return range_.last_end() + level; }
   void cached(NodeId b) noexcept;
-  void tell_unused(NodeId b) noexcept;
   Level due_level(NodeId b) const;
   void refresh(NodeId b) noexcept;
   void move(NodeId b, Level to) noexcept;

@@ -69,8 +69,7 @@ void ReuseTracker::on_cached(Run run) noexcept {
     const std::int32_t ghost = find(nodes_.digest(b));
     if (ghost < 0) continue;
     resolve(ghost);
-    ring::remove(ghosts_.data(), ghost);
-    remove_ghost(ghost);
+    forget_resolved(ghost);
   }
 }
 
@@ -96,8 +95,6 @@ void ReuseTracker::on_moved(NodeId from, NodeId to) noexcept {
 void ReuseTracker::on_uncached(NodeId b, bool is_evicted) noexcept {
   is_evicted ? evicted(b) : leave(b);
 }
-
-void ReuseTracker::on_exchanged(NodeId b) noexcept { leave(b); }
 
 // An idle block leaves a hole at its place.
 void ReuseTracker::leave(NodeId b) noexcept {
@@ -126,10 +123,6 @@ void ReuseTracker::evicted(NodeId b) noexcept {
   }
 }
 
-std::int32_t ReuseTracker::find(const std::uint8_t* digest) const noexcept {
-  return table_.find(key_of(digest));
-}
-
 void ReuseTracker::resolve(std::int32_t ghost) noexcept {
   Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
   if (entry.is_resolved()) return;
@@ -140,11 +133,7 @@ void ReuseTracker::resolve(std::int32_t ghost) noexcept {
 }
 
 void ReuseTracker::forget_ghosts() noexcept {
-  while (oldest_resolved() != end()) {
-    const std::int32_t ghost = oldest_resolved();
-    ring::remove(ghosts_.data(), ghost);
-    remove_ghost(ghost);
-  }
+  while (oldest_resolved() != end()) forget_resolved(oldest_resolved());
   for (Tick t = 0; t < next_; ++t) {
     const std::int32_t what = at_[t];
     if (what >= 0 || what == kHole) continue;
@@ -161,8 +150,7 @@ void ReuseTracker::forget_ghosts_of(std::string_view name) noexcept {
   for (std::int32_t ghost = oldest_resolved(), after; ghost != end(); ghost = after) {
     after = ghosts_[static_cast<std::size_t>(ghost)].next;
     if (!is_of(ghost)) continue;
-    ring::remove(ghosts_.data(), ghost);
-    remove_ghost(ghost);
+    forget_resolved(ghost);
     ++num_forgotten_;
   }
   for (Tick t = 0; t < next_; ++t) {
@@ -289,8 +277,7 @@ void ReuseTracker::add_ghost(Tick t, NodeId b) noexcept {
     ++num_forgotten_;
     const std::int32_t oldest = oldest_resolved();
     if (oldest == end()) return;  // only if blocks are evicted in another order than promised
-    ring::remove(ghosts_.data(), oldest);
-    remove_ghost(oldest);
+    forget_resolved(oldest);
   }
   const std::int32_t ghost = unused_ghost_;
   Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
@@ -309,8 +296,6 @@ void ReuseTracker::remove_ghost(std::int32_t ghost) noexcept {
   entry.next = unused_ghost_;
   unused_ghost_ = ghost;
 }
-
-std::int64_t ReuseTracker::num_ghosts() const noexcept { return table_.size(); }
 
 std::size_t ReuseTracker::memory() const {
   return sizeof *this + live_.bytes() + holes_.bytes() + at_.bytes() + sums_.bytes() +

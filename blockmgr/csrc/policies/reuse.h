@@ -54,10 +54,12 @@ class ReuseTracker final : public Observer {
   void on_moved(NodeId from, NodeId to) noexcept override;
   void on_uncached(NodeId b, bool evicted) noexcept override;
   // An idle block takes the place of one in use, which is free now.
-  void on_exchanged(NodeId b) noexcept;
+  void on_exchanged(NodeId b) noexcept { leave(b); }
 
   // The ghost with this digest, or -1.
-  std::int32_t find(const std::uint8_t* digest) const noexcept;
+  std::int32_t find(const std::uint8_t* digest) const noexcept {
+    return table_.find(key_of(digest));
+  }
   // A sequence is about to compute this ghost's content again; larger pools have it in use instead.
   // The ghost stands nowhere from here on, and is known until the content is cached.
   void resolve(std::int32_t ghost) noexcept;
@@ -84,7 +86,7 @@ class ReuseTracker final : public Observer {
   // blocks.
   const ZeroedArray<std::int64_t>& histogram() const { return histogram_; }
   std::int64_t query_tokens() const { return query_tokens_; }
-  std::int64_t num_ghosts() const noexcept;
+  std::int64_t num_ghosts() const noexcept { return table_.size(); }
   // Evicted full blocks that nothing remembers any more.
   std::int64_t num_forgotten() const { return num_forgotten_; }
   std::size_t memory() const override;
@@ -137,6 +139,10 @@ class ReuseTracker final : public Observer {
   void drop_oldest() noexcept;
   void add_ghost(Tick t, NodeId b) noexcept;
   void remove_ghost(std::int32_t ghost) noexcept;
+  void forget_resolved(std::int32_t ghost) noexcept {
+    ring::remove(ghosts_.data(), ghost);
+    remove_ghost(ghost);
+  }
   // The sentinel of the resolved ones.
   std::int32_t end() const { return static_cast<std::int32_t>(ghosts_.size()) - 1; }
   std::int32_t oldest_resolved() const { return ghosts_[ghosts_.size() - 1].next; }
