@@ -185,16 +185,26 @@ class Manager {
     return view;
   }
   std::vector<std::uint32_t> tokens(Handle handle) const {
-    return filled<std::uint32_t>(call(blockmgr_tokens, handle));
+    return filled<std::uint32_t>([&](std::uint32_t* out, std::int64_t room, std::int64_t* count) {
+      return blockmgr_tokens(get(), handle, out, room, count);
+    });
   }
-  std::vector<Handle> handles() const { return filled<Handle>(call(blockmgr_handles)); }
+  std::vector<Handle> handles() const {
+    return filled<Handle>([&](Handle* out, std::int64_t room, std::int64_t* count) {
+      return blockmgr_handles(get(), out, room, count);
+    });
+  }
   std::int64_t shrink(std::int64_t num_blocks) {
     std::int64_t num_leaving = 0;
     check(blockmgr_shrink(get(), num_blocks, &num_leaving));
     return num_leaving;
   }
   void grow(std::int64_t num_blocks) { check(blockmgr_grow(get(), num_blocks)); }
-  std::vector<Handle> leaving() const { return filled<Handle>(call(blockmgr_leaving)); }
+  std::vector<Handle> leaving() const {
+    return filled<Handle>([&](Handle* out, std::int64_t room, std::int64_t* count) {
+      return blockmgr_leaving(get(), out, room, count);
+    });
+  }
   Table table(std::int32_t group = 0) const {
     Table table;
     check(blockmgr_table(get(), group, &table.entries, &table.num_rows, &table.row_width));
@@ -219,7 +229,11 @@ class Manager {
   void copies_applied(std::int64_t ticket) { check(blockmgr_copies_applied(get(), ticket)); }
   void copies_aborted(std::int64_t ticket) { check(blockmgr_copies_aborted(get(), ticket)); }
   void complete(std::int64_t ticket) { check(blockmgr_complete(get(), ticket)); }
-  std::vector<Remap> take_remaps() { return filled<Remap>(call(blockmgr_take_remaps)); }
+  std::vector<Remap> take_remaps() {
+    return filled<Remap>([&](Remap* out, std::int64_t room, std::int64_t* count) {
+      return blockmgr_take_remaps(get(), out, room, count);
+    });
+  }
 
   Stats stats() const {
     Stats stats{};
@@ -240,13 +254,6 @@ class Manager {
   }
   static void same_size(std::size_t handles, std::size_t others) {
     if (handles != others) throw std::invalid_argument("as many values are needed as handles");
-  }
-  // A call that writes numbers behind these arguments.
-  template <class Function, class... Arguments>
-  auto call(Function function, Arguments... arguments) const {
-    return [=, this](auto* out, std::int64_t room, std::int64_t* count) {
-      return function(get(), arguments..., out, room, count);
-    };
   }
   // The numbers that a call writes, with as much room as it asks for.
   template <class T, class Call>
