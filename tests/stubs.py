@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[1] / "blockmgr"
+import blockmgr
+
+SOURCES = Path(blockmgr.__file__).parent
 
 
 def functions(stub: str) -> Iterator[tuple[str, ast.FunctionDef]]:

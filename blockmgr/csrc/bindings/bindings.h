@@ -16,6 +16,7 @@
 
 #include "bindings/numpy.h"
 #include "identity/interning.h"
+#include "memory/errors.h"
 #include "sequences/arguments.h"
 #include "sequences/copies.h"
 
@@ -256,19 +257,14 @@ struct Known {
   PyObject* nothing;  // ()
   PyObject* out_of_blocks;
   PyObject* out_of_sequences;
-  PyObject* never_fits;
   PyObject* unknown_sequence;
   PyObject* stale_match;
   PyObject* pin_budget;
   PyObject* unknown_pin;
-  PyObject* sequence_state;
   PyObject* block_state;
-  PyObject* step;
-  PyObject* ticket;
-  PyObject* reentrancy;
-  PyObject* fork;
   PyObject* invariant;
   PyObject* copy;
+  PyObject* of_kind[static_cast<std::size_t>(ErrorKind::kFork) + 1];  // by ErrorKind
 };
 const Known& known();
 void know_python();

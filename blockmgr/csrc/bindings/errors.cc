@@ -22,23 +22,6 @@ void set_python_error(PyObject* type, nb::object arguments) {
   PyErr_SetObject(type, error.ptr());
 }
 
-PyObject* class_of(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kNeverFits:
-      return python.never_fits;
-    case ErrorKind::kSequenceState:
-      return python.sequence_state;
-    case ErrorKind::kStep:
-      return python.step;
-    case ErrorKind::kTicket:
-      return python.ticket;
-    case ErrorKind::kFork:
-      return python.fork;
-    default:
-      return python.reentrancy;
-  }
-}
-
 }  // namespace
 
 const Known& known() { return python; }
@@ -71,19 +54,16 @@ void know_python() {
             nb::object(nb::steal(PyTuple_New(0))).release().ptr(),
             error("OutOfBlocksError"),
             error("OutOfSequencesError"),
-            error("NeverFitsError"),
             error("UnknownSequenceError"),
             error("StaleMatchError"),
             error("PinBudgetError"),
             error("UnknownPinError"),
-            error("SequenceStateError"),
             error("BlockStateError"),
-            error("StepError"),
-            error("TicketError"),
-            error("ReentrancyError"),
-            error("ForkError"),
             error("InvariantError"),
-            error("CopyError")};
+            error("CopyError"),
+            {PyExc_ValueError, error("NeverFitsError"), error("SequenceStateError"),
+             error("StepError"), error("TicketError"), error("ReentrancyError"),
+             error("ForkError")}};
 }
 
 static void set_error(const std::exception_ptr& thrown) {
@@ -108,11 +88,7 @@ static void set_error(const std::exception_ptr& thrown) {
   } catch (const UnknownPin& e) {
     set_python_error(python.unknown_pin, nb::make_tuple(e.pin));
   } catch (const Error& e) {
-    if (e.kind == ErrorKind::kValue) {
-      PyErr_SetString(PyExc_ValueError, e.what());
-    } else {
-      set_python_error(class_of(e.kind), nb::make_tuple(e.what()));
-    }
+    set_python_error(python.of_kind[static_cast<std::size_t>(e.kind)], nb::make_tuple(e.what()));
   }
 }
 

@@ -354,35 +354,24 @@ void PrefixIndex::move(NodeId from, NodeId to) noexcept {
 // A digest that stands for two blocks, which only a collision brings about, was stored with the
 // first of them and is removed with the last.
 void PrefixIndex::log_stored(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
-  const bool first = is_root(key.parent);
-  const std::uint32_t root = first ? root_index(key.parent) : log_->root_of(key.parent);
-  log_->set_root(b, root);
+  log_->set_root(b, is_root(key.parent) ? root_index(key.parent) : log_->root_of(key.parent));
   if (with_digest(digest) >= 0) return;
-  const EventLog::Recorded recorded =
-      log_->stored(b, EventLog::kOwnBlock, key.parent, first ? nullptr : nodes_.digest(key.parent),
-                   digest, nodes_.tokens(b), key.extras);
-  if (recorded == EventLog::kLost) return;
-  if (recorded == EventLog::kNewRun) retain_root(root);
-  extras_.retain(key.extras);
+  log_block(b, EventLog::kOwnBlock);
 }
 
-void PrefixIndex::log_removed(NodeId b) noexcept {
-  if (with_digest(nodes_.digest(b)) < 0) log_->removed(EventLog::kOwnBlock, nodes_.digest(b));
-}
-
-void PrefixIndex::log_part_stored(NodeId b, int group) noexcept {
+void PrefixIndex::log_block(NodeId b, int group) noexcept {
   const Node& record = nodes_[b];
-  const bool first = is_root(record.parent);
-  const EventLog::Recorded recorded =
-      log_->stored(b, group, record.parent, first ? nullptr : nodes_.digest(record.parent),
-                   nodes_.digest(b), nodes_.tokens(b), record.extras);
+  const std::uint8_t* const parent =
+      is_root(record.parent) ? nullptr : nodes_.digest(record.parent);
+  const EventLog::Recorded recorded = log_->stored(
+      b, group, record.parent, parent, nodes_.digest(b), nodes_.tokens(b), record.extras);
   if (recorded == EventLog::kLost) return;
   if (recorded == EventLog::kNewRun) retain_root(log_->root_of(b));
   extras_.retain(record.extras);
 }
 
-void PrefixIndex::log_part_removed(NodeId b, int group) noexcept {
-  log_->removed(group, nodes_.digest(b));
+void PrefixIndex::log_removed(NodeId b) noexcept {
+  if (with_digest(nodes_.digest(b)) < 0) log_->removed(EventLog::kOwnBlock, nodes_.digest(b));
 }
 
 void PrefixIndex::drop(EventLog& log) noexcept {

@@ -230,8 +230,8 @@ class PrefixIndex {
   }
   // Writes down that the part of a full block in a further group of layers became findable, or
   // stopped being so; only with a log.
-  void log_part_stored(NodeId b, int group) noexcept;
-  void log_part_removed(NodeId b, int group) noexcept;
+  void log_part_stored(NodeId b, int group) noexcept { log_block(b, group); }
+  void log_part_removed(NodeId b, int group) noexcept { log_->removed(group, nodes_.digest(b)); }
   std::string_view root_name(std::uint32_t root) const { return roots_by_name_.bytes(root); }
 
   Interner& extras() { return extras_; }
@@ -300,6 +300,7 @@ class PrefixIndex {
   // Apart from their callers, which pay for them only where a log is kept.
   [[gnu::noinline]] void log_stored(NodeId b, const Key& key, const std::uint8_t* digest) noexcept;
   [[gnu::noinline]] void log_removed(NodeId b) noexcept;
+  void log_block(NodeId b, int group) noexcept;
   void drop(EventLog& log) noexcept;
   // Extends the chain along ids and hints as far as they lead, over blocks without extra keys, up
   // to so many blocks in all. kTokens: the block size, if it is the usual one, or 0.
