@@ -19,25 +19,26 @@ void LfudaPolicy::audit(BlockAudit& audit) const {
     const bool is_idle = keyed && nodes_.idle(b);
     idle += is_idle;
     audit.expect((f.uses > 0) == keyed, who + " is cached and not counted, or counted only");
-    audit.expect((positions_[b] >= 0) == is_idle, who + " is idle or in the heap, not both");
-    audit.expect(!f.uses || (f.rank.key <= age_ + f.uses && f.rank.key > f.uses - 1),
+    audit.expect((f.position > 0) == is_idle, who + " is idle or in the heap, not both");
+    audit.expect(!f.uses || (f.key <= age_ + f.uses && f.key > f.uses - 1),
                  who + " has a wrong key");
-    if (positions_[b] < 0) continue;
-    const auto at = static_cast<std::size_t>(positions_[b]);
-    audit.expect(at < heap_.size() && heap_.at(at) == b, who + " is misplaced");
-    audit.expect(!at || facts(heap_.at((at - 1) / 2)).rank < f.rank,
+    if (!f.position) continue;
+    const std::int32_t at = f.position - 1;
+    audit.expect(at < size_ && heap_[static_cast<std::size_t>(at)] == b, who + " is misplaced");
+    audit.expect(!at || before(heap_[static_cast<std::size_t>((at - 1) / 2)], b),
                  who + " is out of order in the heap");
   }
-  audit.expect(idle == static_cast<std::int32_t>(heap_.size()),
-               "the heap has another size than there are idle blocks");
+  audit.expect(idle == size_, "the heap has another size than there are idle blocks");
 }
 
 void LfudaPolicy::fingerprint(std::string& out) const {
-  put_numbers(out, age_, heap_.size());
-  for (std::size_t i = 0; i < heap_.size(); ++i)
-    put_numbers(out, heap_.at(i), facts(heap_.at(i)).rank.stamp);
+  put_numbers(out, age_, size_);
+  for (std::int32_t i = 0; i < size_; ++i) {
+    const NodeId b = heap_[static_cast<std::size_t>(i)];
+    put_numbers(out, b, facts(b).stamp);
+  }
   for (const NodeId b : range_)
-    if (facts(b).uses) put_numbers(out, facts(b).uses, facts(b).rank.key);
+    if (facts(b).uses) put_numbers(out, facts(b).uses, facts(b).key);
   cursor_.fingerprint(out);
 }
 

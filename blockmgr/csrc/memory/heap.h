@@ -23,18 +23,10 @@ class BlockHeap {
   NodeId front() const { return entries_.front().block; }
   Key front_key() const { return entries_.front().key; }
   std::size_t memory() const { return entries_.capacity() * sizeof(Entry); }
-  // In the order of the heap: an entry before those at 2i + 1 and 2i + 2.
-  NodeId at(std::size_t i) const { return entries_[i].block; }
 
   void insert(NodeId b, Key key) noexcept {
     entries_.push_back({key, b});
     up(entries_.size() - 1);
-  }
-  // A member has this larger key from here on.
-  void raise(NodeId b, Key key) noexcept {
-    const auto at = static_cast<std::size_t>(positions_[b]);
-    entries_[at].key = key;
-    down(at);
   }
   void remove(NodeId b) noexcept {
     const auto at = static_cast<std::size_t>(positions_[b]);
