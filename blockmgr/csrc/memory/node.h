@@ -27,6 +27,12 @@ enum class BlockId : std::int32_t {};
 inline constexpr BlockId kNoBlock{-1};
 inline constexpr std::int32_t number(BlockId b) { return static_cast<std::int32_t>(b); }
 
+// An index or a count, as containers take it.
+template <class Integer>
+constexpr std::size_t nth(Integer i) {
+  return static_cast<std::size_t>(i);
+}
+
 inline constexpr bool is_root(NodeId node) { return node < kNoNode; }
 inline constexpr NodeId root_node(std::uint32_t root) { return -2 - static_cast<NodeId>(root); }
 inline constexpr std::uint32_t root_index(NodeId node) {

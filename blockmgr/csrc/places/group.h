@@ -56,7 +56,4 @@ struct Group {
   }
 };
 
-// Where a group stands in what is kept by group.
-inline std::size_t nth(int g) { return static_cast<std::size_t>(g); }
-
 }  // namespace blockmgr

@@ -19,12 +19,12 @@ GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vect
       pool_(pool),
       groups_(std::move(groups)),
       num_groups_(static_cast<int>(groups_.size())),
-      parts_(static_cast<std::size_t>(nodes.count) * groups_.size()),
-      near_(static_cast<std::size_t>(groups_.empty() ? 0 : nodes.count)),
+      parts_(nth(nodes.count) * groups_.size()),
+      near_(nth(groups_.empty() ? 0 : nodes.count)),
       units_(near_.size()),
       facts_(near_.size()),
       owners_(near_.size()),
-      links_(groups_.empty() ? 0 : static_cast<std::size_t>(nodes.count + num_partitions)),
+      links_(groups_.empty() ? 0 : nth(nodes.count + num_partitions)),
       passed_(links_.size()) {
   for (const Group& group : groups_) {
     num_states_ += group.recurrent();
@@ -53,20 +53,18 @@ void GroupPlaces::clear_parts(const NodeId* nodes, std::int64_t count) noexcept 
       clear_parts(nodes[i++]);
       continue;
     }
-    std::fill_n(&owners_[static_cast<std::size_t>(nodes[i])], length, std::uint8_t{0});
-    std::fill_n(&parts_[static_cast<std::size_t>(nodes[i]) * groups_.size()], length * num_groups(),
-                0);
+    std::fill_n(&owners_[nth(nodes[i])], length, std::uint8_t{0});
+    std::fill_n(&parts_[nth(nodes[i]) * groups_.size()], length * num_groups(), 0);
     i += length;
   }
 }
 
 void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
-  units_[static_cast<std::size_t>(n)] = static_cast<std::int32_t>(unit);
-  facts_[static_cast<std::size_t>(n)] = 0;
+  units_[nth(n)] = static_cast<std::int32_t>(unit);
+  facts_[nth(n)] = 0;
   near(n) = kNever;
   const NodeId parent = nodes_[n].parent;
-  if (nodes_[n].key_tokens < nodes_.block_size && parent >= 0)
-    facts_[static_cast<std::size_t>(parent)] |= kHasTails;
+  if (nodes_[n].key_tokens < nodes_.block_size && parent >= 0) facts_[nth(parent)] |= kHasTails;
 }
 
 bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
@@ -76,7 +74,7 @@ bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
 }
 
 void GroupPlaces::add_boundary(NodeId n, bool passed) noexcept {
-  std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
+  std::uint8_t& facts = facts_[nth(n)];
   if (facts & kBoundary) {
     unlink(n);
   } else {
@@ -96,7 +94,7 @@ void GroupPlaces::add_passed(const NodeId* nodes, std::int64_t count) noexcept {
   add_boundary(nodes[0], true);
   for (std::int64_t i = 1; i < count; ++i) {
     const NodeId n = nodes[i];
-    facts_[static_cast<std::size_t>(n)] |= kBoundary | kPassed;
+    facts_[nth(n)] |= kBoundary | kPassed;
     ring::insert_before(passed_.data(), n, nodes[i - 1]);
     // Prefixes below it are longer, and nodes before it have a boundary that is nearer.
     const std::int64_t end = (unit(n) + 1) * nodes_.block_size;
@@ -115,7 +113,7 @@ inline std::int64_t GroupPlaces::computed_near(NodeId n) const {
 
 void GroupPlaces::set_passed(NodeId n) noexcept {
   if (is_passed(n)) return;
-  facts_[static_cast<std::size_t>(n)] |= kPassed;
+  facts_[nth(n)] |= kPassed;
   // Before the node that it continues: so the eviction of either frees what only it reads.
   NodeId parent = nodes_[n].parent;
   while (parent >= 0 && !can_start(length(parent))) parent = nodes_[parent].parent;
@@ -125,7 +123,7 @@ void GroupPlaces::set_passed(NodeId n) noexcept {
 
 void GroupPlaces::clear_passed(NodeId n) noexcept {
   if (groups_.empty() || !is_passed(n)) return;
-  facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kPassed);
+  facts_[nth(n)] &= static_cast<std::uint8_t>(~kPassed);
   ring::remove(passed_.data(), n);
   if (is_boundary(n) && (nodes_.used(n) || nodes_[n].fence)) link(n);
 }
@@ -151,7 +149,7 @@ inline NodeId GroupPlaces::detach_unused(int g, NodeId n) noexcept {
 }
 
 void GroupPlaces::continue_from(NodeId n) noexcept {
-  const std::uint8_t facts = facts_[static_cast<std::size_t>(n)];
+  const std::uint8_t facts = facts_[nth(n)];
   if (facts & kObserved) {
     using Kind = ContinuedEnds::Kind;
     const bool whole = nodes_[n].key_tokens == nodes_.block_size;
@@ -165,7 +163,7 @@ void GroupPlaces::continue_from(NodeId n) noexcept {
 void GroupPlaces::note_diverged(NodeId n) noexcept {
   if (!is_boundary(n)) return;
   note_continued(n);
-  facts_[static_cast<std::size_t>(n)] |= kDiverged;
+  facts_[nth(n)] |= kDiverged;
 }
 
 void GroupPlaces::end_path(NodeId found, NodeId whole, NodeId tail, bool resumes) noexcept {
@@ -175,10 +173,10 @@ void GroupPlaces::end_path(NodeId found, NodeId whole, NodeId tail, bool resumes
 }
 
 void GroupPlaces::pass_last(NodeId whole, NodeId tail, bool observed, bool resumes) noexcept {
-  if (!is_boundary(whole) || (facts_[static_cast<std::size_t>(whole)] & kContinued)) return;
+  if (!is_boundary(whole) || (facts_[nth(whole)] & kContinued)) return;
   if (observed) {
-    facts_[static_cast<std::size_t>(whole)] |= kObserved;
-    facts_[static_cast<std::size_t>(tail)] |= kObserved;
+    facts_[nth(whole)] |= kObserved;
+    facts_[nth(tail)] |= kObserved;
     return;
   }
   const bool prefers_whole =
@@ -188,9 +186,9 @@ void GroupPlaces::pass_last(NodeId whole, NodeId tail, bool observed, bool resum
 }
 
 void GroupPlaces::pass_found(NodeId found, bool observed) noexcept {
-  if (!is_boundary(found) || (facts_[static_cast<std::size_t>(found)] & kDiverged)) return;
+  if (!is_boundary(found) || (facts_[nth(found)] & kDiverged)) return;
   if (observed) {
-    facts_[static_cast<std::size_t>(found)] |= kObserved;
+    facts_[nth(found)] |= kObserved;
   } else if (!continued_ends_.outlives(unit(found) + 1, num_states_)) {
     pass(found);
   }
@@ -204,7 +202,7 @@ void GroupPlaces::pass(NodeId n) noexcept {
 
 // Whether a boundary is worth its windows to more than the one path that continues it.
 bool GroupPlaces::serves_others(NodeId n) const {
-  if (facts_[static_cast<std::size_t>(n)] & kDiverged || nodes_.uses(n).ref_count > 1) return true;
+  if (facts_[nth(n)] & kDiverged || nodes_.uses(n).ref_count > 1) return true;
   const NodeId child = nodes_[n].first_child;
   if (child >= 0 && nodes_[child].next_sibling >= 0) return true;
   const auto& levels = pool_.partition(pool_.partition_of(n)).retention;
@@ -213,7 +211,7 @@ bool GroupPlaces::serves_others(NodeId n) const {
 
 void GroupPlaces::pass_earlier(const NodeId* path, std::int64_t count) noexcept {
   for (std::int64_t unit = count - 1; unit >= 0; --unit) {
-    std::uint8_t& facts = facts_[static_cast<std::size_t>(path[unit])];
+    std::uint8_t& facts = facts_[nth(path[unit])];
     if (!(facts & kBoundary)) continue;
     if (facts & kPassed) {
       if (facts & kContinued) return;  // the turn before this one went on from here
@@ -227,7 +225,7 @@ void GroupPlaces::pass_earlier(const NodeId* path, std::int64_t count) noexcept 
 
 void GroupPlaces::remove_boundary(NodeId n) noexcept {
   unlink(n);
-  facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kOfBoundary);
+  facts_[nth(n)] &= static_cast<std::uint8_t>(~kOfBoundary);
   clear_passed(n);
   drop_states(n);
   refresh(n);
@@ -355,22 +353,21 @@ void GroupPlaces::prefetch_before(NodeId n) const {
 bool GroupPlaces::evict_passed(int partition, const FreeBlocks& free,
                                std::int64_t count) noexcept {
   const NodeId sentinel = nodes_.count + partition;
-  NodeId next = passed_[static_cast<std::size_t>(sentinel)].next;
+  NodeId next = passed_[nth(sentinel)].next;
   if (next == sentinel) return false;
   std::array<NodeId, 64> ends, parts;
   NodeId parent;
   do {
     // Each frees a block of every group at most, so these free no more than are missing.
     const std::int64_t missing = count - free.size();
-    const auto most = static_cast<std::size_t>(
-        std::clamp<std::int64_t>(missing / (1 + num_groups()), 1, ends.size()));
+    const auto most = nth(std::clamp<std::int64_t>(missing / (1 + num_groups()), 1, ends.size()));
     std::size_t length = 0;
     do {
       const NodeId n = ends[length++] = next;
       prefetch_before(n);
-      next = passed_[static_cast<std::size_t>(n)].next;
+      next = passed_[nth(n)].next;
       parent = nodes_[n].parent;
-      facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~(kOfBoundary | kPassed));
+      facts_[nth(n)] &= static_cast<std::uint8_t>(~(kOfBoundary | kPassed));
       near(n) = computed_near(n);
     } while (next == parent && length < most);
     pool_.count_evicted(partition, static_cast<std::int64_t>(length));
@@ -379,7 +376,7 @@ bool GroupPlaces::evict_passed(int partition, const FreeBlocks& free,
       for (std::size_t i = 0; i < length; ++i) {
         if (is_needed(g, ends[i])) continue;
         const NodeId m = detach_unused(g, ends[i]);
-        if (m >= 0) parts[static_cast<std::size_t>(num_parts++)] = m;
+        if (m >= 0) parts[nth(num_parts++)] = m;
       }
       if (num_parts) pool_.free_parts(parts.data(), num_parts);
     }
@@ -397,8 +394,7 @@ bool GroupPlaces::evict_passed(int partition, const FreeBlocks& free,
 template <class Wanted>
 bool GroupPlaces::evict_last_used(int partition, Wanted wanted) noexcept {
   const NodeId sentinel = nodes_.count + partition;
-  for (NodeId n = links_[static_cast<std::size_t>(sentinel)].prev; n != sentinel;
-       n = links_[static_cast<std::size_t>(n)].prev) {
+  for (NodeId n = links_[nth(sentinel)].prev; n != sentinel; n = links_[nth(n)].prev) {
     if (!wanted(n) || !frees_something(n)) continue;
     pool_.count_evicted(partition);
     remove_boundary(n);
@@ -465,7 +461,7 @@ bool GroupPlaces::knows_like(NodeId m) const {
 void GroupPlaces::tell_kept(NodeId m) noexcept {
   if (!is_untold(m) || is_being_kept(m)) return;
   if (!knows_like(m)) index_.log_part_stored(node_of(m), group(group_of(m)).number);
-  facts_[static_cast<std::size_t>(m)] |= kTold;
+  facts_[nth(m)] |= kTold;
 }
 
 void GroupPlaces::tell_kept(const NodeId* nodes, std::int64_t count) noexcept {
@@ -477,7 +473,7 @@ void GroupPlaces::tell_kept(const NodeId* nodes, std::int64_t count) noexcept {
 
 // While everything is forgotten there is no log: one event says so.
 void GroupPlaces::tell_lost(NodeId m) noexcept {
-  facts_[static_cast<std::size_t>(m)] &= static_cast<std::uint8_t>(~kTold);
+  facts_[nth(m)] &= static_cast<std::uint8_t>(~kTold);
   if (index_.log() && !knows_like(m))
     index_.log_part_removed(node_of(m), group(group_of(m)).number);
 }
@@ -520,9 +516,9 @@ bool GroupPlaces::lacks_part_of(NodeId n, NodeId twin) const {
 }
 
 void GroupPlaces::move(NodeId from, NodeId to) noexcept {
-  std::uint8_t& facts = facts_[static_cast<std::size_t>(to)];
-  facts = std::exchange(facts_[static_cast<std::size_t>(from)], std::uint8_t{0});
-  units_[static_cast<std::size_t>(to)] = units_[static_cast<std::size_t>(from)];
+  std::uint8_t& facts = facts_[nth(to)];
+  facts = std::exchange(facts_[nth(from)], std::uint8_t{0});
+  units_[nth(to)] = units_[nth(from)];
   near(to) = std::exchange(near(from), kNever);
   if (facts & kPassed) ring::replace(passed_.data(), from, to);
   if (facts & kLinked) {
@@ -546,8 +542,8 @@ void GroupPlaces::move_part(int g, NodeId from, NodeId to) noexcept {
     return clear_part(g, from);
   }
   if (m >= 0) {
-    std::uint8_t& known = facts_[static_cast<std::size_t>(m)];
-    facts_[static_cast<std::size_t>(own)] |= known & kTold;  // to mirrors it is the same one
+    std::uint8_t& known = facts_[nth(m)];
+    facts_[nth(own)] |= known & kTold;  // to mirrors it is the same one
     known &= static_cast<std::uint8_t>(~kTold);
     if (!nodes_.uses(m).ref_count) clear_part(g, from);
     nodes_.used(m) ? unkeep(m) : forget_part(m);
@@ -557,12 +553,12 @@ void GroupPlaces::move_part(int g, NodeId from, NodeId to) noexcept {
 }
 
 void GroupPlaces::link(NodeId n) noexcept {
-  facts_[static_cast<std::size_t>(n)] |= kLinked;
+  facts_[nth(n)] |= kLinked;
   ring::insert_before(links_.data(), n, nodes_.count + pool_.partition_of(n));
 }
 
 void GroupPlaces::unlink(NodeId n) noexcept {
-  std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
+  std::uint8_t& facts = facts_[nth(n)];
   if (!(facts & kLinked)) return;
   facts &= static_cast<std::uint8_t>(~kLinked);
   ring::remove(links_.data(), n);
@@ -584,16 +580,15 @@ std::vector<std::string> GroupPlaces::violations() const {
   const auto members = [&](const ZeroedArray<Links>& links, std::vector<bool>& found) {
     for (int i = 0; i < pool_.num_partitions(); ++i) {
       const NodeId sentinel = nodes_.count + i;
-      for (NodeId n = links[static_cast<std::size_t>(sentinel)].next; n != sentinel;
-           n = links[static_cast<std::size_t>(n)].next) {
-        if (n < 0 || n >= nodes_.count || found[static_cast<std::size_t>(n)]) return false;
-        found[static_cast<std::size_t>(n)] = true;
+      for (NodeId n = links[nth(sentinel)].next; n != sentinel; n = links[nth(n)].next) {
+        if (n < 0 || n >= nodes_.count || found[nth(n)]) return false;
+        found[nth(n)] = true;
       }
     }
     return true;
   };
-  std::vector<bool> linked(static_cast<std::size_t>(nodes_.count));
-  std::vector<bool> passed(static_cast<std::size_t>(nodes_.count));
+  std::vector<bool> linked(nth(nodes_.count));
+  std::vector<bool> passed(nth(nodes_.count));
   if (!members(links_, linked)) {
     broken.push_back("the ring of boundaries in use is not linked right");
     return broken;
@@ -605,13 +600,12 @@ std::vector<std::string> GroupPlaces::violations() const {
   int num_found = 0;
   for (NodeId n = 0; n < nodes_.count; ++n) {
     const std::string name = "node " + std::to_string(n);
-    const bool is_linked = linked[static_cast<std::size_t>(n)];
-    expect(is_linked == static_cast<bool>(facts_[static_cast<std::size_t>(n)] & kLinked),
+    const bool is_linked = linked[nth(n)];
+    expect(is_linked == static_cast<bool>(facts_[nth(n)] & kLinked),
            name + " is in the ring of boundaries, or is not");
-    expect(passed[static_cast<std::size_t>(n)] == is_passed(n) &&
-               (!is_passed(n) || (is_node(n) && is_boundary(n))),
+    expect(passed[nth(n)] == is_passed(n) && (!is_passed(n) || (is_node(n) && is_boundary(n))),
            name + " is in the ring of passed boundaries, or is not");
-    const int continued = (kContinued | kDiverged) & facts_[static_cast<std::size_t>(n)];
+    const int continued = (kContinued | kDiverged) & facts_[nth(n)];
     expect(
         !continued || !is_node(n) || (is_boundary(n) && !(continued & kDiverged && is_passed(n))),
         name + " is continued, and is no boundary or just a passed one");

@@ -112,7 +112,7 @@ class GroupPlaces {
   std::int64_t unit_at(int g, std::int64_t position) const {
     return (position + nodes_.block_size - group(g).end) / nodes_.block_size;
   }
-  const Group& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
+  const Group& group(int g) const { return groups_[nth(g)]; }
   // The first unit that the query at this position reads or writes.
   std::int64_t first_unit(int g, std::int64_t position) const {
     return unit_at(g, group(g).first_read(position));
@@ -144,12 +144,8 @@ class GroupPlaces {
   }
   void clear_parts(const NodeId* nodes, std::int64_t count) noexcept;
   // The group of a record; -1: full attention.
-  int owner(NodeId m) const {
-    return groups_.empty() ? -1 : owners_[static_cast<std::size_t>(m)] - 1;
-  }
-  void set_owner(NodeId m, int g) noexcept {
-    owners_[static_cast<std::size_t>(m)] = static_cast<std::uint8_t>(g + 1);
-  }
+  int owner(NodeId m) const { return groups_.empty() ? -1 : owners_[nth(m)] - 1; }
+  void set_owner(NodeId m, int g) noexcept { owners_[nth(m)] = static_cast<std::uint8_t>(g + 1); }
   // Makes a part that is used findable through its node.
   void keep(NodeId part) noexcept {
     num_cached_ += !nodes_[part].keyed();
@@ -173,7 +169,7 @@ class GroupPlaces {
   // being kept.
   void tell_kept(NodeId part) noexcept;
   void tell_kept(const NodeId* nodes, std::int64_t count) noexcept;
-  bool is_told(NodeId part) const { return facts_[static_cast<std::size_t>(part)] & kTold; }
+  bool is_told(NodeId part) const { return facts_[nth(part)] & kTold; }
   // Whether mirrors do not know of it, and should.
   bool is_untold(NodeId part) const {
     return index_.log() && !is_told(part) && has_event(group_of(part), node_of(part));
@@ -198,21 +194,17 @@ class GroupPlaces {
 
   // A node that became findable as the given unit of its path.
   void place(NodeId n, std::int64_t unit) noexcept;
-  std::int64_t unit(NodeId n) const { return units_[static_cast<std::size_t>(n)]; }
+  std::int64_t unit(NodeId n) const { return units_[nth(n)]; }
   // Tokens of the prefix that ends here.
   std::int64_t length(NodeId n) const {
     return unit(n) * nodes_.block_size + nodes_[n].key_tokens;
   }
-  bool is_boundary(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kBoundary; }
+  bool is_boundary(NodeId n) const { return facts_[nth(n)] & kBoundary; }
   // Whether shorter tails than a unit may continue this node: a guess that is never wrongly no.
-  bool has_tails(NodeId n) const {
-    return n < 0 || (facts_[static_cast<std::size_t>(n)] & kHasTails);
-  }
+  bool has_tails(NodeId n) const { return n < 0 || (facts_[nth(n)] & kHasTails); }
   // Whether prompts diverge here: each continues in a copy, so that the next one finds it, too.
-  bool is_branch(NodeId n) const {
-    return !groups_.empty() && facts_[static_cast<std::size_t>(n)] & kBranch;
-  }
-  void set_branch(NodeId n) noexcept { facts_[static_cast<std::size_t>(n)] |= kBranch; }
+  bool is_branch(NodeId n) const { return !groups_.empty() && facts_[nth(n)] & kBranch; }
+  void set_branch(NodeId n) noexcept { facts_[nth(n)] |= kBranch; }
   // Whether a copy that is not applied put this state here: prompts find it afterwards.
   bool is_being_kept(NodeId part) const { return nodes_[part].skip < 0; }
   void set_being_kept(NodeId part, bool being_kept) noexcept {
@@ -229,16 +221,16 @@ class GroupPlaces {
   template <class Visit>
   void each_passed(int partition, Visit visit) const {
     const NodeId sentinel = nodes_.count + partition;
-    for (NodeId n = passed_[static_cast<std::size_t>(sentinel)].next; n != sentinel && visit(n);)
-      n = passed_[static_cast<std::size_t>(n)].next;
+    for (NodeId n = passed_[nth(sentinel)].next; n != sentinel && visit(n);)
+      n = passed_[nth(n)].next;
   }
-  bool is_passed(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kPassed; }
+  bool is_passed(NodeId n) const { return facts_[nth(n)] & kPassed; }
   void clear_passed(NodeId n) noexcept;
   // Prompts continue from this boundary, or diverge there: it is more than passed.
   void note_continued(NodeId n) noexcept {
     if (!is_boundary(n)) return;
     clear_passed(n);
-    facts_[static_cast<std::size_t>(n)] |= kContinued;
+    facts_[nth(n)] |= kContinued;
   }
   // The same, and a prompt does so now.
   void continue_from(NodeId n) noexcept;
@@ -249,7 +241,7 @@ class GroupPlaces {
   // diverged there before.
   void let_go(NodeId n) noexcept {
     if (!is_boundary(n)) return;
-    facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kDiverged);
+    facts_[nth(n)] &= static_cast<std::uint8_t>(~kDiverged);
     pass(n);
   }
   // Prompts diverge here: several continue.
@@ -288,7 +280,7 @@ class GroupPlaces {
 
   // Told by the pool, of nodes.
   void on_used(NodeId n) noexcept {
-    if ((facts_[static_cast<std::size_t>(n)] & (kBoundary | kPassed)) == kBoundary) link(n);
+    if ((facts_[nth(n)] & (kBoundary | kPassed)) == kBoundary) link(n);
   }
   void on_idle(NodeId n) noexcept { unlink(n); }
   void on_uncached(NodeId n) noexcept;
@@ -316,10 +308,8 @@ class GroupPlaces {
   static constexpr std::uint8_t kTold = kDiverged;  // of a part: mirrors know of it
   static constexpr std::int64_t kNever = INT64_MAX / 2;
 
-  NodeId& stored(int g, NodeId n) const {
-    return parts_[static_cast<std::size_t>(n) * static_cast<std::size_t>(num_groups_) + nth(g)];
-  }
-  std::int64_t& near(NodeId n) const { return near_[static_cast<std::size_t>(n)]; }
+  NodeId& stored(int g, NodeId n) const { return parts_[nth(n) * nth(num_groups_) + nth(g)]; }
+  std::int64_t& near(NodeId n) const { return near_[nth(n)]; }
   bool any_reads(std::int64_t length, std::int64_t unit) const;
   std::int64_t computed_near(NodeId n) const;
   bool is_idle(NodeId part) const { return part >= 0 && nodes_.idle(part); }

@@ -8,7 +8,7 @@ IdleSegments::IdleSegments(Nodes& nodes, Range range, NodeId sentinel)
     : links_(nodes.links.data()),
       range_(range),
       sentinel_(sentinel),
-      begins_((static_cast<std::size_t>(range.count) + 63) / 64) {
+      begins_((nth(range.count) + 63) / 64) {
   link(sentinel, sentinel);
 }
 

@@ -62,10 +62,10 @@ Pool::Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
       plain_(apart.empty()),
       idles_unheard_(apart.empty()),
       limit_(nodes.num_blocks - num_bare) {
-  fences_.reserve(static_cast<std::size_t>(num_fences));
+  fences_.reserve(nth(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(nodes, nodes.count + 3 + i);
   if (apart.empty()) return;
-  partitions_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(nodes.count));
+  partitions_ = std::make_unique<std::uint16_t[]>(nth(nodes.count));
   num_queued_ = capacity();
   std::int32_t block = num_reserved;
   NodeId node = common_.range.last_end();
@@ -75,7 +75,7 @@ Pool::Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
     const Partition& own =
         apart_.emplace_back(nodes, block, count, node, nodes.count + 2 + num_fences + number);
     block += count;
-    for (const NodeId n : own.range) partitions_[static_cast<std::size_t>(n)] = number;
+    for (const NodeId n : own.range) partitions_[nth(n)] = number;
     node = own.range.last_end();
   }
 }
@@ -93,8 +93,7 @@ void Pool::observe(int number, std::unique_ptr<Policy> policy, RetainingPolicy* 
 inline void Pool::bind(NodeId n, BlockId b) noexcept {
   nodes_.bind(n, b);
   if (generations_) [[unlikely]]
-    nodes_[n].generation =
-        std::max(nodes_[n].generation, (*generations_)[static_cast<std::size_t>(number(b))]);
+    nodes_[n].generation = std::max(nodes_[n].generation, (*generations_)[nth(number(b))]);
   if (debug_) [[unlikely]]
     check_taken(n);
   nodes_.uses(n).ref_count = 1;
@@ -106,7 +105,7 @@ inline BlockId Pool::unbind(NodeId n) noexcept {
     poison(n);
   const BlockId b = nodes_.unbind(n);
   if (generations_) [[unlikely]]
-    (*generations_)[static_cast<std::size_t>(number(b))] = nodes_[n].generation;
+    (*generations_)[nth(number(b))] = nodes_[n].generation;
   return b;
 }
 
@@ -166,8 +165,7 @@ void Pool::take_given(const std::int64_t* blocks, std::int64_t count,
   for (int i = 0; i < num_partitions(); ++i) {
     Partition& own = at(i);
     const int before = own.free.size();
-    own.free.remove_if(
-        [&](BlockId b) { return marks[static_cast<std::size_t>(number(b))] == mark; });
+    own.free.remove_if([&](BlockId b) { return marks[nth(number(b))] == mark; });
     const int taken = before - own.free.size();
     if (partitions_) num_queued_ -= taken;
     if (taken) own.tell([taken](Observer& each) { each.on_taken(taken); });
@@ -437,7 +435,7 @@ inline void Pool::enqueue_in(Partition& own, NodeId b, int fence) noexcept {
   Node& record = nodes_[b];
   record.fence = static_cast<std::uint8_t>(fence);
   if (fence) {
-    fences_[static_cast<std::size_t>(fence - 1)].push_back(b);
+    fences_[nth(fence - 1)].push_back(b);
     ++num_fenced_;
     ++own.num_fenced;
     return;
@@ -511,7 +509,7 @@ void Pool::grow(std::int32_t limit) noexcept {
 inline void Pool::dequeue_from(Partition& own, NodeId b) noexcept {
   Node& record = nodes_[b];
   if (record.fence) {
-    fences_[static_cast<std::size_t>(record.fence - 1)].remove(b);
+    fences_[nth(record.fence - 1)].remove(b);
     record.fence = 0;
     --num_fenced_;
     --own.num_fenced;
@@ -636,7 +634,7 @@ std::int64_t Pool::num_evicted() const {
 }
 
 std::size_t Pool::memory() const {
-  const auto owners = static_cast<std::size_t>(partitions_ ? nodes_.count : 0);
+  const auto owners = nth(partitions_ ? nodes_.count : 0);
   return owners * sizeof partitions_[0] + apart_.capacity() * sizeof(Partition) +
          (twins_ ? twins_->bytes() : 0) + (generations_ ? generations_->bytes() : 0) +
          sum([](const Partition& p) {
@@ -684,7 +682,7 @@ void Pool::check_taken(NodeId b) noexcept {
 }
 
 void Pool::move_fence(int from, int to) noexcept {
-  NodeList& list = fences_[static_cast<std::size_t>(from - 1)];
+  NodeList& list = fences_[nth(from - 1)];
   while (!list.empty()) {
     const NodeId b = list.front();
     list.remove(b);

@@ -58,6 +58,7 @@ class Pool {
   NodeId unwritten_sentinel() const { return nodes_.count + 1; }
 
   int num_blocks() const { return nodes_.num_blocks - num_bare_; }
+  int num_reserved() const { return num_reserved_; }
   int capacity() const { return num_blocks() - num_reserved_; }
   int available() const {
     if (is_bare()) [[unlikely]]
@@ -133,11 +134,9 @@ class Pool {
                std::unique_ptr<ReuseTracker> past);
   int num_partitions() const { return 1 + static_cast<int>(apart_.size()); }
   const Partition& partition(int number) const {
-    return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
+    return number ? apart_[nth(number - 1)] : common_;
   }
-  int partition_of(NodeId b) const {
-    return partitions_ ? partitions_[static_cast<std::size_t>(b)] : 0;
-  }
+  int partition_of(NodeId b) const { return partitions_ ? partitions_[nth(b)] : 0; }
 
   // A node with a block and one reference, for new content. It is to continue `before`, which may
   // be kNoNode. The partition must have a block available.
@@ -243,17 +242,14 @@ class Pool {
   // For callers who know blocks by their ids and ask whether one still has the content it had: the
   // generation of its node, which no later node of the block falls below. Before anything is taken.
   void keep_generations() {
-    generations_ =
-        std::make_unique<ZeroedArray<std::uint32_t>>(static_cast<std::size_t>(nodes_.num_blocks));
+    generations_ = std::make_unique<ZeroedArray<std::uint32_t>>(nth(nodes_.num_blocks));
   }
   std::uint32_t generation(std::int64_t block) const {
     const NodeId n = nodes_.owner(block);
     return n < 0 ? last_generation(block) : nodes_[n].generation;
   }
   // The generation of the node that had the block before the present one, or last if it is free.
-  std::uint32_t last_generation(std::int64_t block) const {
-    return (*generations_)[static_cast<std::size_t>(block)];
-  }
+  std::uint32_t last_generation(std::int64_t block) const { return (*generations_)[nth(block)]; }
   // Takes a block's key away; it must have no children. Unused, it becomes free.
   void forget(NodeId b) noexcept;
   // forget() of a node and of all that continues it, the deepest first: gone(node) after each.
@@ -302,18 +298,14 @@ class Pool {
     at(partition).num_evicted += count;
   }
   // With append-only deduplication. Before anything is taken.
-  void keep_twins() {
-    twins_ = std::make_unique<ZeroedArray<NodeId>>(static_cast<std::size_t>(nodes_.count));
-  }
+  void keep_twins() { twins_ = std::make_unique<ZeroedArray<NodeId>>(nth(nodes_.count)); }
   // The cached block stands for this private one, with the same content, from here on; or, if no
   // table names it, its key passes to the private one.
   void set_twin(NodeId b, NodeId cached) noexcept;
   // Before a private block comes to differ from its cached twin, if it has one.
   void drop_twin(NodeId b) noexcept;
   // The private blocks that a cached one stands for, the last to become so first.
-  NodeId first_twin(NodeId b) const {
-    return twins_ ? (*twins_)[static_cast<std::size_t>(b)] - 1 : kNoNode;
-  }
+  NodeId first_twin(NodeId b) const { return twins_ ? (*twins_)[nth(b)] - 1 : kNoNode; }
   template <class Visit>
   void each_twin(NodeId cached, Visit visit) const {
     for (NodeId b = first_twin(cached); b >= 0; b = nodes_[b].next_sibling) visit(b);
@@ -338,15 +330,11 @@ class Pool {
   const FreeBlocks& free_blocks(int number = 0) const { return partition(number).free; }
   const IdleSegments& idle_list(int number = 0) const { return partition(number).idle; }
   const Policy* policy(int number = 0) const { return partition(number).policy.get(); }
-  const NodeList& fence_list(int fence) const {
-    return fences_[static_cast<std::size_t>(fence - 1)];
-  }
+  const NodeList& fence_list(int fence) const { return fences_[nth(fence - 1)]; }
   int num_fences() const { return static_cast<int>(fences_.size()); }
 
  private:
-  Partition& at(int number) {
-    return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
-  }
+  Partition& at(int number) { return number ? apart_[nth(number - 1)] : common_; }
   // The partition that a block is of, free or not.
   Partition& holder_of(BlockId b) {
     for (Partition& own : apart_)
@@ -365,9 +353,7 @@ class Pool {
   }
   // Remembers the first thing that does not hold. Nothing here may throw.
   bool expect(bool holds, const char* otherwise, NodeId b) noexcept;
-  void set_first_twin(NodeId b, NodeId twin) noexcept {
-    (*twins_)[static_cast<std::size_t>(b)] = twin + 1;
-  }
+  void set_first_twin(NodeId b, NodeId twin) noexcept { (*twins_)[nth(b)] = twin + 1; }
   void part_from_twins(NodeId b) noexcept;
   void hand_over(NodeId from, NodeId to) noexcept;
   void bind(NodeId n, BlockId b) noexcept;

@@ -26,16 +26,14 @@ bool Admitting::has_nodes(const Demand& demand, int partition) const {
   return demand.num_nodes() == 0 || demand.num_nodes() <= rows().available(partition);
 }
 
-// Whether it does now, and what it takes. With full attention alone, what never fits was refused
-// before.
+// Whether it does now, and what it takes.
 [[gnu::always_inline]] inline bool Admitting::fits(AdmissionPlan& plan, std::int64_t slots,
                                                    const Applicant& applicant) const {
   plan.demand = use<Needs>().demand(plan.found, slots);
-  plan.never = has_groups() && use<Needs>().first_blocks(plan.found, slots) >
-                               rows().home_of(applicant.partition).capacity - applicant.held_back;
-  plan.fits =
-      !plan.never && has_nodes(plan.demand, applicant.partition) &&
-      plan.demand.fits(rows().home_of(applicant.partition).available(), applicant.held_back);
+  const Pool::Partition& home = rows().home_of(applicant.partition);
+  plan.never = plan.demand.num_held > home.capacity - applicant.held_back;
+  plan.fits = !plan.never && has_nodes(plan.demand, applicant.partition) &&
+              plan.demand.fits(home.available(), applicant.held_back);
   return plan.fits;
 }
 
@@ -206,7 +204,7 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   if (announce) announce(rows().handle_of(index));
 
   rows().unused_rows.pop_back();
-  Sequence& s = rows().sequences[static_cast<std::size_t>(index)];
+  Sequence& s = rows().sequences[nth(index)];
   s.root = root.keep();
   s.partition = partition;
   s.extras = std::move(extras);
@@ -264,15 +262,11 @@ void Admitting::settle_resumed(Sequence& s, bool read_cache) noexcept {
   rows().counters.resumed_hit_tokens += start_of(s.num_cached);
 }
 
-void Admitting::begin_resumed(Sequence& s, const AdmissionPlan& plan,
-                              std::vector<NodeId>& sources) noexcept {
+void Admitting::begin_resumed(Sequence& s, const AdmissionPlan& plan) noexcept {
   keep_found(s, plan);
-  std::copy(sources_room_.begin(), sources_room_.end(), sources.begin());
 }
 
-void Admitting::end_resumed(Sequence& s, const AdmissionPlan& plan,
-                            std::vector<NodeId>& sources) noexcept {
-  std::copy(sources.begin(), sources.end(), sources_room_.begin());
+void Admitting::end_resumed(Sequence& s, const AdmissionPlan& plan) noexcept {
   take_rest(s, s.waiting.data(), plan);
 }
 
@@ -284,7 +278,7 @@ void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
   std::int64_t held_back = rows().watermark(s.partition);
   if (held_back)
     held_back =
-        held_back_from(s.partition, std::max(use<Needs>().first_blocks(Found(), slots),
+        held_back_from(s.partition, std::max(use<Needs>().demand(Found(), slots).num_held,
                                              use<Needs>().later_blocks(s.num_tokens, slots)));
   const AdmissionPlan plan =
       settled_admission(s.waiting.data(), s.num_tokens, slots,
@@ -338,7 +332,7 @@ MatchResult Admitting::match(const Prompt& prompt) {
   if (num_states()) [[unlikely]]
     result.stops = use<Needs>().stops_of(prompt.num_tokens, result.num_cached, plan.num_shared,
                                          use<Needs>().prompt_end_of(prompt.num_tokens));
-  result.blocks.resize(static_cast<std::size_t>(found.num_full));
+  result.blocks.resize(nth(found.num_full));
   if (!pool().is_bare()) [[likely]]
     nodes().name_all(found.full, found.num_full, result.blocks.data());
   for (std::size_t i = 0; pool().is_bare() && i < result.blocks.size(); ++i)
@@ -358,14 +352,6 @@ Admission Admitting::can_admit(const Prompt& prompt) {
   return plan.fits ? Admission::kNow : plan.never ? Admission::kNever : Admission::kLater;
 }
 
-// What of the last node found goes to the sequence, by group: parts to copy, or to take over.
-// States do so at the end of a whole block as well.
-template <class Visit>
-void Admitting::each_source(const Visit& visit) const {
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (sources_room_[nth(g)] >= 0) visit(g, sources_room_[nth(g)]);
-}
-
 NodeId Admitting::source_of(int g, const Found& found) const {
   const NodeId end = last_node(found);
   if (groups()->group(g).recurrent()) return resumes(found) ? groups()->part(g, end) : kNoNode;
@@ -382,17 +368,17 @@ void Admitting::keep_found_parts(Sequence& s, const Found& found) noexcept {
   const NodeId end = last_node(found);
   if (end >= 0 && groups()->length(end) == cached) groups()->continue_from(end);
   for (int g = 0; g < groups()->num_groups(); ++g) {
-    sources_room_[nth(g)] = source_of(g, found);
+    row.sources[nth(g)] = source_of(g, found);
     if (!groups()->group(g).is_attention()) continue;
     row.first[nth(g)] = static_cast<std::int32_t>(groups()->first_unit(g, first_query(found)));
     for (std::int64_t unit = row.first[nth(g)]; unit < found.num_full; ++unit)
       pool().acquire_part(groups()->part(g, t[unit]));
   }
   if (found.partial >= 0) index().bring_forward(found.partial);
-  if (!found.take_over) return each_source([&](int, NodeId m) { pool().pin(m); });
-  each_source([&](int, NodeId m) { pool().acquire(m); });
+  if (!found.take_over) return row.each_source([&](int, NodeId m) { pool().pin(m); });
+  row.each_source([&](int, NodeId m) { pool().acquire(m); });
   if (found.partial < 0) groups()->end_boundary(end);
-  each_source([&](int g, NodeId m) {
+  row.each_source([&](int g, NodeId m) {
     if (!groups()->group(g).recurrent()) return;
     groups()->unkeep(m);
     if (groups()->part(g, end) == m) groups()->clear_part(g, end);
@@ -409,7 +395,7 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
   const std::int64_t fresh = known - copies_partial;
   groups()->clear_parts(t + fresh, s.num_blocks - fresh);
   for (int g = 0; g < groups()->num_groups(); ++g) {
-    const NodeId source = sources_room_[nth(g)];
+    const NodeId source = row.sources[nth(g)];
     if (groups()->group(g).recurrent()) {
       if (found.take_over) continue;
       const NodeId state = use<GroupTables>().take_of(g, s.partition, kNoNode);
@@ -429,7 +415,7 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
     use<GroupTables>().take_part_run(s, g, std::max(first, known), until, before);
   }
   use<GroupTables>().take_others(row, s.partition);
-  if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
+  if (!found.take_over) row.each_source([&](int, NodeId m) { pool().unpin(m); });
   use<GroupTables>().take_rings(s, groups()->start_of(first_query(found)));
   if (!replayed().empty()) [[unlikely]]
     use<GroupTables>().begin_replay(s);

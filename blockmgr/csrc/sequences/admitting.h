@@ -14,10 +14,7 @@ namespace blockmgr {
 
 class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, GroupEnds, Sessions> {
  public:
-  Admitting()
-      : ghosts_room_(static_cast<std::size_t>(config().ghost_blocks ? config().row_width : 0)) {
-    sources_room_.resize(static_cast<std::size_t>(groups()->num_groups()));
-  }
+  Admitting() : ghosts_room_(nth(config().ghost_blocks ? config().row_width : 0)) {}
 
   std::size_t memory() const { return ghosts_room_.bytes(); }
 
@@ -29,10 +26,9 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
   void resume(Handle handle, std::int64_t num_slots, bool read_cache = true);
 
   // The two halves of resuming a sequence, for a call that resumes several: what any of them finds
-  // is kept before blocks are taken for one of them. sources: what one half leaves for the other,
-  // with as many elements as there are groups.
-  void begin_resumed(Sequence& s, const AdmissionPlan& plan, std::vector<NodeId>& sources) noexcept;
-  void end_resumed(Sequence& s, const AdmissionPlan& plan, std::vector<NodeId>& sources) noexcept;
+  // is kept before blocks are taken for one of them.
+  void begin_resumed(Sequence& s, const AdmissionPlan& plan) noexcept;
+  void end_resumed(Sequence& s, const AdmissionPlan& plan) noexcept;
   Sequence& preempted(Handle handle);
   // Blocks of its partition that a preempted sequence may not take, if this many would do for it.
   std::int64_t held_back_from(int partition, std::int64_t most) const;
@@ -59,16 +55,12 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
   AdmissionPlan settled_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                   const Applicant& applicant);
   void occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
-  template <class Visit>
-  void each_source(const Visit& visit) const;
   // The part that it copies or takes over in a group; kNoNode: none.
   NodeId source_of(int g, const Found& found) const;
   [[gnu::noinline]] void keep_found_parts(Sequence& s, const Found& found) noexcept;
   [[gnu::noinline]] void take_first_parts(Sequence& s, const Found& found) noexcept;
 
-  // Memory that plans lie in, kept so that calls seldom allocate.
-  ZeroedArray<std::int32_t> ghosts_room_;
-  std::vector<NodeId> sources_room_;  // by group
+  ZeroedArray<std::int32_t> ghosts_room_;  // that plans lie in, kept so that calls seldom allocate
 };
 
 }  // namespace blockmgr

@@ -34,16 +34,11 @@ void check_quotas(const StoreConfig& config) {
 
 }  // namespace
 
-void check_bounds(const std::string& name, std::int64_t value, std::int64_t low,
-                  std::int64_t high) {
-  if (value < low || value > high)
-    bad_value(name + " must be in [" + std::to_string(low) + ", " + std::to_string(high) +
-              "], got " + std::to_string(value));
-}
-
-void check_at_least(const std::string& name, std::int64_t value, std::int64_t low) {
-  if (value < low)
-    bad_value(name + " must be at least " + std::to_string(low) + ", got " + std::to_string(value));
+void throw_bounds(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  const std::string bound = high == INT64_MAX
+                                ? "at least " + std::to_string(low)
+                                : "in [" + std::to_string(low) + ", " + std::to_string(high) + "]";
+  bad_value(std::string(name) + " must be " + bound + ", got " + std::to_string(value));
 }
 
 void check_length(const std::string& name, std::size_t length, std::size_t least,
@@ -217,7 +212,7 @@ void set_groups(Config& config, const std::vector<Group>& groups) {
   config.full_group = static_cast<int>(of_tables);
   for (std::ptrdiff_t i = 0; i < end; ++i) {
     if (i == of_tables && !bare) continue;
-    Group group = groups[static_cast<std::size_t>(i)];
+    Group group = groups[nth(i)];
     group.end = config.block_size;
     group.number = static_cast<int>(i);
     group.has_events = !group.is_replayed();

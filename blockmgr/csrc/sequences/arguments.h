@@ -20,8 +20,17 @@ inline constexpr int kMaxExtraBlocks = 1024;  // slots for drafts beside a state
 inline constexpr int kMinDigest = 8;
 inline constexpr std::size_t kMaxBytes = 1024;  // of a namespace or an extra key
 
-void check_bounds(const std::string& name, std::int64_t value, std::int64_t low, std::int64_t high);
-void check_at_least(const std::string& name, std::int64_t value, std::int64_t low);
+[[noreturn]] void throw_bounds(std::string_view name, std::int64_t value, std::int64_t low,
+                               std::int64_t high);
+inline void check_bounds(std::string_view name, std::int64_t value, std::int64_t low,
+                         std::int64_t high) {
+  if (value < low || value > high) [[unlikely]]
+    throw_bounds(name, value, low, high);
+}
+// high = INT64_MAX: there is none.
+inline void check_at_least(std::string_view name, std::int64_t value, std::int64_t low) {
+  check_bounds(name, value, low, INT64_MAX);
+}
 // The length of a namespace or an extra key.
 void check_length(const std::string& name, std::size_t length, std::size_t least,
                   std::size_t most = kMaxBytes);

@@ -5,6 +5,7 @@
 
 #include "memory/errors.h"
 #include "memory/tally.h"
+#include "sequences/arguments.h"
 
 namespace blockmgr {
 
@@ -20,20 +21,9 @@ StoreConfig with_evictions(StoreConfig config) {
 BlockPool::BlockPool(const StoreConfig& config, std::unique_ptr<Digester> digester,
                      const PolicyMaker& make)
     : Store(with_evictions(config), std::move(digester), "pool", make),
-      first_(config.null_block ? 1 : 0),
-      marks_(static_cast<std::size_t>(config.num_blocks)) {
+      marks_(nth(config.num_blocks)) {
   pool_.keep_generations();
-  run_room_.reserve(static_cast<std::size_t>(config.num_blocks));
-}
-
-NodeId BlockPool::checked(std::int64_t id, std::int64_t position) const {
-  if (id >= first_ && id < nodes_.num_blocks) return nodes_.owner(id);
-  const std::string bound =
-      "[" + std::to_string(first_) + ", " + std::to_string(nodes_.num_blocks) + ")";
-  if (position < 0)
-    throw Error(ErrorKind::kValue, "block must be in " + bound + ", got " + std::to_string(id));
-  throw Error(ErrorKind::kValue, "blocks must be in " + bound + ", got " + std::to_string(id) +
-                                     " at index " + std::to_string(position));
+  run_room_.reserve(nth(config.num_blocks));
 }
 
 // A block that only a copy in flight or pending keeps holds nothing that a caller may refer to.
@@ -52,8 +42,7 @@ const Node& BlockPool::cached(std::int64_t id) const {
 }
 
 void BlockPool::check_take(std::int64_t count, std::string_view name) const {
-  if (count < 0)
-    throw Error(ErrorKind::kValue, "n must be at least 0, got " + std::to_string(count));
+  check_at_least("n", count, 0);
   check_available(count, partition_of(name));
 }
 
@@ -68,15 +57,19 @@ void BlockPool::take_blocks(const std::int64_t* ids, std::int64_t count) {
   const Held held(monitor_);
   begin_list();
   for (std::int64_t i = 0; i < count; ++i) {
-    const NodeId owner = checked(ids[i], i);
+    const NodeId owner = checked_block(ids[i], i);
     if (owner >= 0)
       throw WrongBlockState(ids[i], nodes_[owner].keyed() ? "cannot take it: it is cached"
                                                           : "cannot take it: it is in use");
-    if (named_before(ids[i]))
-      throw Error(ErrorKind::kValue,
-                  "blocks must be distinct, got " + std::to_string(ids[i]) + " twice");
+    check_first_named(ids[i]);
   }
   pool_.take_given(ids, count, marks_, mark_);
+}
+
+void BlockPool::check_first_named(std::int64_t block) {
+  if (named_before(block))
+    throw Error(ErrorKind::kValue,
+                "blocks must be distinct, got " + std::to_string(block) + " twice");
 }
 
 void BlockPool::begin_list() noexcept {
@@ -100,7 +93,7 @@ void BlockPool::check_counted(const std::int64_t* ids, std::int64_t count) const
   Tally named;
   named.begin(std::min<std::int64_t>(count, nodes_.count));
   for (std::int64_t i = 0; i < count; ++i) {
-    const NodeId n = checked(ids[i], i);
+    const NodeId n = checked_block(ids[i], i);
     if (n < 0 || named.add(n) > nodes_.uses(n).ref_count)
       throw WrongBlockState(ids[i], "it is released more often than it is held");
   }
@@ -162,10 +155,10 @@ void BlockPool::touch(const std::int64_t* ids, std::int64_t count) {
 // cached there.
 NodeId BlockPool::parent_node(std::int64_t parent, std::string_view name) const {
   if (parent != kNoNode) {
-    if (parent < first_ || parent >= nodes_.num_blocks)
-      throw Error(ErrorKind::kValue, "parent must be -1 or in [" + std::to_string(first_) + ", " +
-                                         std::to_string(nodes_.num_blocks) + "), got " +
-                                         std::to_string(parent));
+    if (parent < pool_.num_reserved() || parent >= nodes_.num_blocks)
+      throw Error(ErrorKind::kValue,
+                  "parent must be -1 or in [" + std::to_string(pool_.num_reserved()) + ", " +
+                      std::to_string(nodes_.num_blocks) + "), got " + std::to_string(parent));
     if (!name.empty())
       throw Error(ErrorKind::kValue,
                   "namespace must be empty for a block with a parent, which has one already");
@@ -180,15 +173,21 @@ std::vector<std::int32_t> BlockPool::find(const ChainKey& key) {
   const Held held(monitor_);
   std::vector<std::int32_t> found;
   const NodeId node = parent_node(key.parent, key.name);
-  const std::int64_t most = key.num_tokens / nodes_.block_size;
-  if (!digester_ || node == kNoNode || !most) return found;
-  const ExtrasIds extras = known_extras(index_.extras(), key.extras);
-  found.resize(static_cast<std::size_t>(std::min<std::int64_t>(most, index_.num_keyed())));
-  const Chain chain = index_.find_chain(key.tokens, static_cast<std::int64_t>(found.size()), node,
-                                        &extras, found.data());
-  found.resize(static_cast<std::size_t>(chain.num_blocks));
+  if (node == kNoNode) return found;
+  const Chain chain = find_chain(key, node, known_extras(index_.extras(), key.extras), found);
   name_blocks(found.data(), chain.num_blocks);
   return found;
+}
+
+// The cached blocks of a chain behind this node.
+inline Chain BlockPool::find_chain(const ChainKey& key, NodeId node, const ExtrasIds& extras,
+                                   std::vector<NodeId>& found) {
+  if (!digester_) return {};
+  found.resize(nth(std::min<std::int64_t>(key.num_tokens / nodes_.block_size, index_.num_keyed())));
+  const Chain chain = index_.find_chain(key.tokens, static_cast<std::int64_t>(found.size()), node,
+                                        &extras, found.data());
+  found.resize(nth(chain.num_blocks));
+  return chain;
 }
 
 bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t num_asked, std::int64_t count,
@@ -200,18 +199,12 @@ bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t num_asked, std:
   const int partition = partition_of(key.name);
   ReuseTracker* past = pool_.past(partition);
   std::vector<NodeId> found;
+  const Chain chain = find_chain(key, root.node(), extras.ids(), found);
   std::int64_t num_ghosts = 0;
-  if (digester_ && most) {
-    found.resize(static_cast<std::size_t>(std::min<std::int64_t>(most, index_.num_keyed())));
-    const Chain chain =
-        index_.find_chain(key.tokens, static_cast<std::int64_t>(found.size()), root.node(),
-                          &extras.ids(), found.data());
-    found.resize(static_cast<std::size_t>(chain.num_blocks));
-    if (past) {
-      ghosts_room_.resize(static_cast<std::size_t>(most));
-      num_ghosts = find_ghosts(*past, key.tokens, chain.num_blocks, most, chain.node,
-                               &extras.ids(), ghosts_room_.data());
-    }
+  if (past && most) {
+    ghosts_room_.resize(nth(most));
+    num_ghosts = find_ghosts(*past, key.tokens, chain.num_blocks, most, chain.node, &extras.ids(),
+                             ghosts_room_.data());
   }
   if (static_cast<std::int64_t>(found.size()) != count) return false;
 
@@ -219,8 +212,7 @@ bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t num_asked, std:
   name_blocks(out, count);
   const Run run{found.data(), static_cast<std::int64_t>(found.size())};
   if (past) past->count(run.nodes, run.count, ghosts_room_.data(), num_ghosts, num_asked);
-  for (std::int64_t i = 0; i < num_ghosts; ++i)
-    past->resolve(ghosts_room_[static_cast<std::size_t>(i)]);
+  for (std::int64_t i = 0; i < num_ghosts; ++i) past->resolve(ghosts_room_[nth(i)]);
   pool_.admitted(partition, run);
   if (run.count) acquire_run(run);
   return true;
@@ -257,9 +249,7 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
   for (std::int64_t i = 0; i < count; ++i) {
     if (!uses(ids[i], i).ref_count)
       throw WrongBlockState(ids[i], "cannot promote it: it is not held");
-    if (named_before(ids[i]))
-      throw Error(ErrorKind::kValue,
-                  "blocks must be distinct, got " + std::to_string(ids[i]) + " twice");
+    check_first_named(ids[i]);
     if (pool_.partition_of(nodes_.owner(ids[i])) != partition)
       throw Error(ErrorKind::kValue,
                   "blocks must be of the share that the namespace has, or the parent; got " +
@@ -272,7 +262,7 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
 std::int64_t BlockPool::plan_promotion(const std::int64_t* ids, std::int64_t count,
                                        const Token* tokens, NodeId node, const ExtrasIds& extras,
                                        std::uint8_t* digest, NodeId* out) {
-  const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
+  const auto digest_size = nth(nodes_.digest_size);
   const std::uint8_t* before = index_.digest_of(node);
   std::int64_t num_cached = 0;
   for (std::int64_t i = 0; i < count; ++i, before = digest, digest += digest_size) {
@@ -311,8 +301,8 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
   // cached.
   tokens_room_.assign(key.tokens, key.tokens + key.num_tokens);
   const Token* const tokens = tokens_room_.data();
-  const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
-  digests_room_.resize(static_cast<std::size_t>(count) * digest_size);
+  const auto digest_size = nth(nodes_.digest_size);
+  digests_room_.resize(nth(count) * digest_size);
   const RootReference root(index_, key.name);
   const ExtrasMap extras(index_.extras(), key.extras);
   NodeId node = key.parent == kNoNode ? root.node() : nodes_.owner(key.parent);
@@ -331,11 +321,9 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
     }
     node = twin;
   }
-  const std::uint8_t* digest =
-      digests_room_.data() + static_cast<std::size_t>(num_cached) * digest_size;
+  const std::uint8_t* digest = digests_room_.data() + nth(num_cached) * digest_size;
   for (std::int64_t i = num_cached; i < count; ++i, digest += digest_size) {
-    if (i + kInsertAhead < count)
-      index_.prefetch_bucket(digest + static_cast<std::size_t>(kInsertAhead) * digest_size);
+    if (i + kInsertAhead < count) index_.prefetch_bucket(digest + nth(kInsertAhead) * digest_size);
     const NodeId b = nodes_.owner(ids[i]);
     std::copy_n(tokens + i * nodes_.block_size, nodes_.block_size, nodes_.tokens(b));
     make_findable(b, {node, extras_at(&extras.ids(), i), nodes_.tokens(b)}, digest, out, i);
@@ -372,10 +360,7 @@ std::int32_t BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
   const Held held(monitor_);
   if (!uses(id).ref_count)
     throw WrongBlockState(id, "cannot make it writable: it is not held");
-  if (num_tokens < 0 || num_tokens > nodes_.block_size)
-    throw Error(ErrorKind::kValue, "num_tokens must be in [0, " +
-                                       std::to_string(nodes_.block_size) + "], got " +
-                                       std::to_string(num_tokens));
+  check_bounds("num_tokens", num_tokens, 0, nodes_.block_size);
   const NodeId shared = nodes_.owner(id);
   const bool in_place = !is_shared(shared);
   const int partition = pool_.partition_of(shared);
@@ -388,8 +373,7 @@ std::int32_t BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
 }
 
 void BlockPool::check_evict(std::int64_t count, std::string_view name) const {
-  if (count < 0)
-    throw Error(ErrorKind::kValue, "n must be at least 0, got " + std::to_string(count));
+  check_at_least("n", count, 0);
   const int idle = quota(name).idle.size();
   if (count > idle) throw OutOfBlocks(count, idle, 0);
 }
@@ -428,7 +412,7 @@ std::int64_t BlockPool::forget_blocks(const std::int64_t* ids, std::int64_t coun
 void BlockPool::reset() {
   const Held held(monitor_);
   if (pool_.num_used()) {
-    std::int64_t b = first_;
+    std::int64_t b = pool_.num_reserved();
     while (uses(b) == Uses()) ++b;
     throw WrongBlockState(b, "cannot reset: it is in use");
   }
@@ -447,6 +431,27 @@ std::vector<std::int32_t> BlockPool::children(std::int64_t parent, std::string_v
   for (NodeId b = index_.first_child(node); b >= 0; b = nodes_[b].next_sibling)
     result.push_back(nodes_.name(b));
   return result;
+}
+
+void BlockPool::retain(const std::int64_t* ids, std::int64_t count, int level, double ttl) {
+  const Held held(monitor_);
+  check_retaining("retain");
+  check_known(ids, count, "retain");
+  // The last first, for a block's level reaches those before it.
+  for (std::int64_t i = count; i-- > 0;) {
+    const NodeId b = nodes_.owner(ids[i]);
+    retaining("retain", pool_.partition_of(b)).retain(b, level, time_ + ttl);
+  }
+}
+
+std::int64_t BlockPool::pin(std::int64_t id, const std::function<void(std::int64_t)>& announce) {
+  const Held held(monitor_);
+  check_retaining("pin");
+  cached(id);
+  const NodeId tail = nodes_.owner(id);
+  std::int64_t num_blocks = 0;
+  for (NodeId b = tail; b >= 0; b = nodes_[b].parent) ++num_blocks;
+  return pin_chain(retaining("pin", pool_.partition_of(tail)), tail, num_blocks, announce);
 }
 
 std::size_t BlockPool::memory() const {

@@ -78,7 +78,7 @@ class BlockPool : public Store {
   std::int64_t forget_blocks(const std::int64_t* ids, std::int64_t count);
   void reset();
 
-  // block_pool_levels.cc. A level of kNoLevel withdraws; ttl is in seconds.
+  // A level of kNoLevel withdraws; ttl is in seconds.
   void retain(const std::int64_t* ids, std::int64_t count, int level, double ttl);
   // Pins a cached block with all that it continues.
   std::int64_t pin(std::int64_t id, const std::function<void(std::int64_t)>& announce = {});
@@ -87,16 +87,16 @@ class BlockPool : public Store {
   const Node& view(std::int64_t id) const { return listed(id, -1); }
   // The same of a block that stands in a list.
   const Node& listed(std::int64_t id, std::int64_t position) const {
-    const NodeId n = checked(id, position);
+    const NodeId n = checked_block(id, position);
     return n < 0 ? free_ : nodes_[n];
   }
   // What keeps it; nothing keeps a free block.
   Uses uses(std::int64_t id, std::int64_t position = -1) const {
-    const NodeId n = checked(id, position);
+    const NodeId n = checked_block(id, position);
     return n < 0 ? Uses() : nodes_.uses(n);
   }
   std::uint32_t generation(std::int64_t id) const {
-    checked(id, -1);
+    checked_block(id, -1);
     return pool_.generation(id);
   }
   // The same of a block that must be cached.
@@ -110,9 +110,6 @@ class BlockPool : public Store {
   std::string fingerprint() const;
 
  private:
-  // The node that has this block; kNoNode: it is free. position: in a list, for the message; -1: it
-  // stands alone.
-  NodeId checked(std::int64_t id, std::int64_t position) const;
   void check_known(const std::int64_t* ids, std::int64_t count, const char* call) const;
   NodeId parent_node(std::int64_t parent, std::string_view name) const;
   // The partition whose blocks a chain may be made of.
@@ -123,10 +120,13 @@ class BlockPool : public Store {
   // The part of the list that is a run of cached blocks from this position on; 0: not even one.
   std::int64_t run_from(const std::int64_t* ids, std::int64_t count, std::int64_t first) noexcept;
   void acquire_run(Run run) noexcept;
+  Chain find_chain(const ChainKey& key, NodeId node, const ExtrasIds& extras,
+                   std::vector<NodeId>& found);
   void begin_list() noexcept;
+  void check_first_named(std::int64_t block);
   // Whether this list has named the block before.
   bool named_before(std::int64_t block) noexcept {
-    return std::exchange(marks_[static_cast<std::size_t>(block)], mark_) == mark_;
+    return std::exchange(marks_[nth(block)], mark_) == mark_;
   }
   // Puts the blocks in the place of the nodes that have them.
   void name_blocks(std::int32_t* nodes, std::int64_t count) const noexcept {
@@ -139,7 +139,6 @@ class BlockPool : public Store {
                               NodeId node, const ExtrasIds& extras, std::uint8_t* digest,
                               NodeId* out);
 
-  std::int32_t first_;  // block that is not kept back
   const Node free_;
 
   // Memory that plans lie in, kept so that calls seldom allocate.

@@ -11,7 +11,7 @@ namespace {
 // The remap log is a convenience for engines that keep tables of their own; one that never reads
 // it must not make it grow.
 std::size_t remap_limit(const Config& config) {
-  return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 256, 16384));
+  return nth(std::clamp(config.num_blocks / 32, 256, 16384));
 }
 
 // One copy for the rare paths: inline, it would slow down the others.
@@ -54,10 +54,10 @@ std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
   const std::int64_t until = promotable(s, num_computed);
   if (until <= s.num_chained) return 0;
   const bool on_demand = index().digests_on_demand();
-  const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
+  const auto digest_size = nth(nodes().digest_size);
   const std::size_t offset = plan.digests.size();
   // As much room on demand, so that memory does not depend on who reads digests.
-  plan.digests.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
+  plan.digests.resize(offset + nth(until - s.num_chained) * digest_size);
   plan.promotions.push_back({&s, rows().row_of(s), until, offset, on_demand ? -1 : s.num_chained});
 
   const std::int32_t* t = rows().table(s);
@@ -137,7 +137,7 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* next) n
   EventLog* const log = s.session ? index().log() : nullptr;
   if (log) [[unlikely]]
     log->set_session(rows().session_name(s));
-  const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
+  const auto digest_size = nth(nodes().digest_size);
   const bool on_demand = index().digests_on_demand();
   const std::int32_t* t = rows().table(s);
   NodeId node = rows().chain_node(s, s.num_chained);
@@ -213,8 +213,7 @@ void Committing::reserve_remaps(const PromotionPlan& plan) {
   if (!config().remap || plan.promotions.empty()) return;
   const bool drops = remaps_.size() > max_remaps_;
   std::size_t wanted = drops ? 0 : remaps_.size();
-  for (const Promotion& p : plan.promotions)
-    wanted += static_cast<std::size_t>(p.until - p.sequence->num_chained);
+  for (const Promotion& p : plan.promotions) wanted += nth(p.until - p.sequence->num_chained);
   if (wanted > remaps_.capacity()) remaps_.reserve(wanted);
   if (drops) {
     remaps_.clear();
@@ -281,10 +280,7 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   rows().refuse_open_ticket("commit");
   const std::int64_t most = std::min(s.num_tokens, rows().num_slots(s));
   const std::int64_t least = rows().computed(s);
-  if (num_computed < least || num_computed > most)
-    throw Error(ErrorKind::kValue, "num_computed_tokens must be in [" + std::to_string(least) +
-                                       ", " + std::to_string(most) + "], got " +
-                                       std::to_string(num_computed));
+  check_bounds("num_computed_tokens", num_computed, least, most);
   PromotionPlan& plan = plan_;
   plan.clear();
   if (has_groups()) [[unlikely]] {

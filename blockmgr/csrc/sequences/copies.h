@@ -64,7 +64,7 @@ class CopyTracker {
   void drop(NodeId destination) noexcept;
 
   // Room for take(): the only part of it that can fail.
-  void reserve() { flight_.reserve(static_cast<std::size_t>(pending_.size())); }
+  void reserve() { flight_.reserve(nth(pending_.size())); }
   // Puts every pending copy in flight, in the order they were recorded.
   const std::vector<Copy>& take() noexcept;
   void applied() noexcept;

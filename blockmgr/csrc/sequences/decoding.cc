@@ -38,11 +38,10 @@ void Decoding::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
   };
   bool all = brings(b);
   use<GroupTables>().each_part(s, logical, [&](int, NodeId part) { all = all && brings(part); });
-  if (all) return;
-  throw Error(ErrorKind::kStep, "cannot decode sequence " +
-                                    std::to_string(rows().handle_of(rows().row_of(s))) +
-                                    ": its last tokens are not computed, for a copy into their "
-                                    "block is pending; take and apply the step's copies first");
+  if (!all)
+    rows().refuse(s, "decode",
+                  "its last tokens are not computed, for a copy into their block is pending; take "
+                  "and apply the step's copies first");
 }
 
 // Decode counts all tokens of a sequence as computed. Only one may be left, which the forward before
@@ -61,7 +60,7 @@ void Decoding::refuse_uncomputed(const Handle* handles, std::int64_t count) cons
 
 // What a step looks at first of a sequence of the batch that comes later.
 inline void Decoding::prefetch_last(Handle handle) const {
-  const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handle))];
+  const Sequence& s = rows().at(handle);
   if (s.num_blocks <= 0) return;
   const NodeId last = rows().table(s)[s.num_blocks - 1];
   prefetch(&nodes()[last]);
@@ -74,24 +73,19 @@ inline void Decoding::prefetch_last(Handle handle) const {
 void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan) {
   if (config().strict_decode) [[unlikely]]
     refuse_uncomputed(handles, count);
-  const bool by_partition = !plan.needed_by.empty();
-  if (by_partition) std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
+  std::int64_t* const needed = plan.needed_by.data();
+  std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
   plan.promotions.clear();
-  plan.moved_parts = 0;
   Sharers sharers(plan.sharers, count);
   plan.rewritten.clear();
-  if (!config().remap) plan.rewritten.reserve(static_cast<std::size_t>(count));
+  if (!config().remap) plan.rewritten.reserve(nth(count));
   const BlockSize size = block_size();
-  std::int64_t needed = 0;
   ++rows().batch_mark;
   for (std::int64_t i = 0; i < count; ++i) {
     if (i + 8 < count && rows().row_of(handles[i + 8]) < config().max_seqs)
       prefetch_last(handles[i + 8]);
     Sequence& s = rows().running(handles[i]);
-    if (s.mark == rows().batch_mark)
-      throw Error(ErrorKind::kValue,
-                  "handles must be distinct, got " + std::to_string(handles[i]) + " twice");
-    s.mark = rows().batch_mark;
+    rows().name_once(s);
     if (s.num_tokens > rows().num_slots(s))
       throw Error(ErrorKind::kSequenceState,
                   "sequence " + std::to_string(handles[i]) + " has " +
@@ -112,36 +106,31 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
     } else if (logical >= rows().longest(s.partition)) {
       use<Needs>().throw_never_fits(s.num_tokens + 1, 0, s.partition);
     }
-    needed += takes;
-    if (by_partition) [[unlikely]]
-      plan.needed_by[s.partition] += takes;
+    needed[s.partition] += takes;
   }
   if (has_groups()) [[unlikely]]
-    needed += plan_parts(handles, count, plan);
+    plan_parts(handles, count, plan);
   const auto check = [&] {
-    if (!by_partition) rows().check_available(needed);
     for (std::size_t p = 0; p < plan.needed_by.size(); ++p)
-      rows().check_available(plan.needed_by[p], static_cast<int>(p));
+      rows().check_available(needed[p], static_cast<int>(p));
   };
   check();
 
   std::int64_t lost = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    Sequence& s = rows().at(handles[i]);
     if (size.whole(s.num_tokens) <= s.num_chained) continue;
     const std::int64_t more =
         use<Committing>().plan_promotion(s, s.num_tokens, s.num_tokens, plan.promotions);
+    if (!more) [[likely]]
+      continue;
+    const std::int64_t lost_nodes = std::exchange(plan.promotions.lost_nodes, 0);
+    needed[s.partition] += lost_nodes;
+    home_needs(plan, s) += more - lost_nodes;
     lost += more;
-    if (by_partition) [[unlikely]] {
-      const std::int64_t lost_nodes = std::exchange(plan.promotions.lost_nodes, 0);
-      plan.needed_by[s.partition] += lost_nodes;
-      home_needs(plan, s) += more - lost_nodes;
-    }
   }
-  if (lost) [[unlikely]] {
-    needed += lost;
+  if (lost) [[unlikely]]
     check();
-  }
   use<Committing>().reserve_remaps(plan.promotions);
 }
 
@@ -160,8 +149,7 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
   const bool drops_first = drops_before_taking();
   if (drops_first) [[unlikely]] {
     // Before the commits. The loop below repeats it, which costs other decodes no branch.
-    for (std::int64_t i = 0; i < count; ++i)
-      note_decoded(rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))]);
+    for (std::int64_t i = 0; i < count; ++i) note_decoded(rows().at(handles[i]));
     commit_decoded(handles, count, plan.promotions);
   }
 
@@ -171,7 +159,7 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
   const BlockSize size = block_size();
   for (std::int64_t i = 0; i < count; ++i) {
     if (i + 8 < count) prefetch_last(handles[i + 8]);
-    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    Sequence& s = rows().at(handles[i]);
     const std::int64_t logical = size.whole(s.num_tokens);
     const std::int64_t offset = s.num_tokens - logical * size;
     note_decoded(s);
@@ -212,35 +200,27 @@ inline std::int64_t& Decoding::home_needs(DecodePlan& plan, const Sequence& s) c
 // Of a sequence that moves to a block of its own.
 void Decoding::plan_moved_parts(const Sequence& s, std::int64_t logical, DecodePlan& plan) const {
   use<GroupTables>().refuse_unknown_state(s, "decode");
-  const std::int64_t parts = use<GroupTables>().num_parts(s, logical);
-  plan.moved_parts += parts;
-  if (!plan.needed_by.empty()) home_needs(plan, s) += parts;
+  home_needs(plan, s) += use<GroupTables>().num_parts(s, logical);
 }
 
-// The parts that a batch takes, less those that it gives back before. Counts them by partition as
-// well, and reserves memory for the states that decode may keep.
-std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan& plan) {
+// The parts that a batch takes, less those that it gives back before. Reserves memory for the
+// states that decode may keep.
+void Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan& plan) {
   use<Keeping>().reserve_keeps(count);
   plan.promotions.dropped.clear();
-  std::int64_t needed = plan.moved_parts;
   for (std::int64_t i = 0; i < count; ++i) {
-    const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    const Sequence& s = rows().at(handles[i]);
     use<GroupTables>().refuse_loading(s, "decode");
-    const std::int64_t parts = use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
-    needed += parts;
-    if (!plan.needed_by.empty()) home_needs(plan, s) += parts;
+    home_needs(plan, s) += use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
   }
-  if (!drops_before_taking()) return needed;
+  if (!drops_before_taking()) return;
   std::int64_t committed = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
-    const std::int64_t dropped = use<GroupTables>().num_dropped(s, plan.promotions.dropped);
-    needed -= dropped;
-    if (!plan.needed_by.empty()) home_needs(plan, s) -= dropped;
+    const Sequence& s = rows().at(handles[i]);
+    home_needs(plan, s) -= use<GroupTables>().num_dropped(s, plan.promotions.dropped);
     committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
   }
   plan.promotions.count_taken(use<GroupTables>().blocks_of_units(committed));
-  return needed;
 }
 
 // All tokens of these but those that decode appends are computed: what becomes findable, and what
@@ -249,7 +229,7 @@ void Decoding::commit_decoded(const Handle* handles, std::int64_t count,
                               const PromotionPlan& plan) noexcept {
   use<Committing>().promote_all(plan);
   for (std::int64_t i = 0; i < count; ++i) {
-    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    Sequence& s = rows().at(handles[i]);
     if (!replayed().empty()) [[unlikely]]
       use<GroupTables>().replay_to(s, s.num_computed);
     use<GroupTables>().note_state(s);
@@ -261,7 +241,7 @@ void Decoding::commit_decoded(const Handle* handles, std::int64_t count,
 void Decoding::take_slices(const Handle* handles, std::int64_t count,
                            std::int64_t* slots) noexcept {
   for (std::int64_t i = 0; i < count; ++i) {
-    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    Sequence& s = rows().at(handles[i]);
     if (rows().num_slots(s) < s.num_tokens)
       use<GroupTables>().take_parts(s, s.num_tokens - 1, s.num_tokens);
     slots[i] = use<Slices>().full_slot(s, s.num_tokens - 1);
@@ -271,7 +251,7 @@ void Decoding::take_slices(const Handle* handles, std::int64_t count,
 // States at a stop, with what decode left over. Not within a block: the caller knows the slots.
 void Decoding::keep_decoded(const Handle* handles, std::int64_t count) noexcept {
   for (std::int64_t i = 0; num_states() && i < count; ++i) {
-    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    Sequence& s = rows().at(handles[i]);
     if (s.num_computed % config().block_size == 0) use<GroupEnds>().keep_state(s);
   }
 }

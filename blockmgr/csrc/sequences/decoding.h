@@ -15,10 +15,7 @@ namespace blockmgr {
 class Decoding
     : public Part<Decoding, Slices, GroupTables, Keeping, Needs, Growing, GroupEnds, Committing> {
  public:
-  Decoding() {
-    const int partitions = pool().num_partitions();
-    plan_.needed_by.resize(partitions > 1 ? static_cast<std::size_t>(partitions) : 0);
-  }
+  Decoding() { plan_.needed_by.resize(nth(pool().num_partitions())); }
 
   std::size_t memory() const {
     return plan_.promotions.memory() + plan_.sharers.memory() +
@@ -42,8 +39,7 @@ class Decoding
                                           DecodePlan& plan) const;
   [[gnu::noinline]] void take_slices(const Handle* handles, std::int64_t count,
                                      std::int64_t* slots) noexcept;
-  [[gnu::noinline]] std::int64_t plan_parts(const Handle* handles, std::int64_t count,
-                                            DecodePlan& plan);
+  [[gnu::noinline]] void plan_parts(const Handle* handles, std::int64_t count, DecodePlan& plan);
   [[gnu::noinline]] void commit_decoded(const Handle* handles, std::int64_t count,
                                         const PromotionPlan& plan) noexcept;
   [[gnu::noinline]] void keep_decoded(const Handle* handles, std::int64_t count) noexcept;

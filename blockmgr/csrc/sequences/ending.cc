@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "sequences/arguments.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -75,7 +76,7 @@ void Ending::preempt(Handle handle, bool withdraws) {
   Call call(rows());
   Sequence& s = rows().running(handle);
   check_leaving(s, withdraws, "preempt");
-  std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
+  std::vector<Token> tokens(nth(s.num_tokens));
   rows().copy_tokens(handle, tokens.data());
 
   leave(s, true, withdraws);
@@ -94,9 +95,7 @@ void Ending::preempt(Handle handle, bool withdraws) {
 std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
   Call call(rows());
   Sequence& s = rows().running(handle);
-  if (num_tokens < 1 || num_tokens > s.num_tokens)
-    throw Error(ErrorKind::kValue, "num_tokens must be in [1, " + std::to_string(s.num_tokens) +
-                                       "], got " + std::to_string(num_tokens));
+  check_bounds("num_tokens", num_tokens, 1, s.num_tokens);
   if (num_tokens < s.num_computed) rows().refuse_ahead(s, "truncate");
   const std::int64_t before = s.num_computed;
   std::int64_t length = std::min(before, num_tokens);
@@ -119,7 +118,7 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
     std::vector<Token>().swap(s.waiting);
     s.waiting_start = 0;
   } else {
-    s.waiting.resize(s.waiting_start + static_cast<std::size_t>(num_tokens - room));
+    s.waiting.resize(s.waiting_start + nth(num_tokens - room));
   }
   release_blocks(s, kept);
   s.num_tokens = num_tokens;
@@ -136,7 +135,7 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
 
 // Its tokens from here on are to wait for slots again. Nothing else changes.
 void Ending::wait_from(Sequence& s, std::int64_t from, std::int64_t num_tokens) {
-  std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
+  std::vector<Token> tokens(nth(s.num_tokens));
   rows().copy_tokens(rows().handle_of(rows().row_of(s)), tokens.data());
   std::vector<Token> waiting(tokens.begin() + std::min(from, num_tokens),
                              tokens.begin() + num_tokens);
@@ -272,10 +271,9 @@ void Ending::check_withdrawal(const Sequence& s, const char* call) const {
   rows().refuse_open_ticket(call);
   const auto check = [&](NodeId n) {
     if (nodes()[n].unwritten && nodes().uses(n).ref_count > 1)
-      throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
-                                        std::to_string(rows().handle_of(rows().row_of(s))) +
-                                        ": block " + std::to_string(rows().name(n)) +
-                                        ", which this step's forward writes for it, is shared");
+      rows().refuse(s, call,
+                    "block " + std::to_string(rows().name(n)) +
+                        ", which this step's forward writes for it, is shared");
   };
   const std::int32_t* t = rows().table(s);
   for (std::int64_t i = rows().settled(s) / config().block_size; i < s.num_chained; ++i) {

@@ -84,8 +84,7 @@ int Explaining::refusing_group(const NodeId* chain, std::int64_t length) const {
 ExplainResult Explaining::explain(const Prompt& prompt) {
   Call call(rows());
   const std::int64_t count = prompt.num_tokens;
-  if (rows().blocks_for(count) > config().row_width)
-    use<Needs>().throw_never_fits(count, 0, rows().partition_of(prompt.name));
+  use<Needs>().check_lookup(count, prompt.name);
   ExplainResult result;
   if (!digester()) {
     result.missed.push_back({Miss::kCachingOff, count});
@@ -122,8 +121,7 @@ ExplainResult Explaining::explain(const Prompt& prompt) {
   std::uint8_t digest[kMaxDigest];
   if (missing && reuse) {
     if (root != kUnknownId) {
-      std::memcpy(digest, index().digest_of(found.node),
-                  static_cast<std::size_t>(nodes().digest_size));
+      std::memcpy(digest, index().digest_of(found.node), nth(nodes().digest_size));
     } else {
       index().digest_root(prompt.name, digest);
     }

@@ -133,30 +133,36 @@ inline bool Finding::is_unused(NodeId end, bool within) const {
          !(within && std::any_of(attention().begin(), attention().end(), is_used));
 }
 
+// The blocks of a chain, so many at most, up to the deepest place that every group serves. look: at
+// each place on the way there.
+template <class Look>
+std::int64_t Finding::go_back(const NodeId* chain, std::int64_t length, const Look& look) const {
+  while (true) {
+    look(length);
+    const std::int64_t gap = last_gap(chain, length * config().block_size, length);
+    const bool starts = can_start(length * config().block_size);
+    if (gap < 0 && starts && (!length || has_states(chain[length - 1]))) return length;
+    length = gap < 0 ? length - 1 : gap;
+  }
+}
+
 // From the end of what full attention has back to where every group serves it. On the way, the
 // first tail that every group serves is found, unless there is such a part of a block already.
 // Returns the number of blocks that they serve as a whole, and leaves the most as found.
-std::int64_t Finding::go_back(const Token* tokens, std::int64_t count, const Applicant& applicant,
-                              Found& found) const {
+std::int64_t Finding::find_served(const Token* tokens, std::int64_t count,
+                                  const Applicant& applicant, Found& found) const {
   const NodeId* const chain = found.full;
   const std::int64_t from = found.num_full;
   // Where rings restart within whole units, these can be served in part.
   const bool tails_only = config().block_size % groups()->restart() == 0;
-  std::int64_t length = from;
-  while (true) {
-    const NodeId node = length ? chain[length - 1] : applicant.root;
-    if (length < from && config().min_partial_tokens && found.partial < 0 &&
-        (!tails_only || groups()->has_tails(node))) {
-      Found shorter = found;
-      cut(shorter, length, applicant.root);
-      find_partial(tokens, count, applicant.extras, tails_only, shorter);
-      if (shorter.partial >= 0) found = shorter;
-    }
-    const std::int64_t gap = last_gap(chain, length * config().block_size, length);
-    const bool starts = can_start(length * config().block_size);
-    if (gap < 0 && starts && (!length || has_states(node))) break;
-    length = gap < 0 ? length - 1 : gap;
-  }
+  const std::int64_t length = go_back(chain, from, [&](std::int64_t at) {
+    if (at == from || !config().min_partial_tokens || found.partial >= 0) return;
+    if (tails_only && !groups()->has_tails(at ? chain[at - 1] : applicant.root)) return;
+    Found shorter = found;
+    cut(shorter, at, applicant.root);
+    find_partial(tokens, count, applicant.extras, tails_only, shorter);
+    if (shorter.partial >= 0) found = shorter;
+  });
   if (found.partial < 0 || found.num_full < length) cut(found, length, applicant.root);
   if (applicant.num_loaded <= num_cached(found) || applicant.due_cached >= 0) return length;
   const std::int64_t kept = kept_before_load(chain, from, applicant.num_loaded);
@@ -192,16 +198,8 @@ void Finding::cut(Found& found, std::int64_t num_full, NodeId root) const {
   found.num_unused = pool().count_available(found.full, num_full);
 }
 
-// The blocks of a chain that full attention has, up to the deepest place that every group serves.
 std::int64_t Finding::served_of(const Found& chain) const {
-  std::int64_t length = chain.num_full;
-  while (length) {
-    const std::int64_t gap = last_gap(chain.full, length * config().block_size, length);
-    const bool starts = can_start(length * config().block_size);
-    if (gap < 0 && starts && (!num_states() || has_states(chain.full[length - 1]))) break;
-    length = gap < 0 ? length - 1 : gap;
-  }
-  return length;
+  return go_back(chain.full, chain.num_full, [](std::int64_t) {});
 }
 
 std::int64_t Finding::num_computing(const Prompt& prompt, const Found& found) {
@@ -212,8 +210,7 @@ std::int64_t Finding::num_computing(const Prompt& prompt, const Found& found) {
   const std::int64_t last = std::min(prompt.num_tokens - 1, most_hit(prompt));
   const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
   const std::int64_t most = count_with_computing(prompt.tokens, last / size, root, extras, found);
-  const std::int64_t cached = found.num_full * size + found.num_partial;
-  return most > found.num_full ? most * size - cached : 0;
+  return most > found.num_full ? most * size - num_cached(found) : 0;
 }
 
 // Leading whole blocks of these tokens, limit at most, that are cached or that a running sequence

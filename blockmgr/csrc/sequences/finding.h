@@ -16,7 +16,7 @@ inline constexpr int kMostChildren = 128;
 
 class Finding : public Part<Finding, GroupTables> {
  public:
-  Finding() : found_room_(static_cast<std::size_t>(config().row_width)) {}
+  Finding() : found_room_(nth(config().row_width)) {}
 
   std::size_t memory() const { return found_room_.bytes(); }
 
@@ -26,6 +26,7 @@ class Finding : public Part<Finding, GroupTables> {
   void find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras,
                    Found& found);
   std::int64_t written_of(const Found& found) const;
+  // The blocks of a chain that full attention has, up to the deepest place that every group serves.
   std::int64_t served_of(const Found& chain) const;
   // Whether every group of attention has what the query after so many tokens reads of a node.
   bool has_parts(NodeId node, std::int64_t unit, std::int64_t length) const;
@@ -44,8 +45,10 @@ class Finding : public Part<Finding, GroupTables> {
   bool has_states(NodeId node) const;
   bool is_unused(NodeId end, bool within) const;
   [[gnu::noinline]] bool is_served(const Found& found, NodeId child, int num_partial) const;
-  [[gnu::noinline]] std::int64_t go_back(const Token* tokens, std::int64_t count,
-                                         const Applicant& applicant, Found& found) const;
+  template <class Look>
+  std::int64_t go_back(const NodeId* chain, std::int64_t length, const Look& look) const;
+  [[gnu::noinline]] std::int64_t find_served(const Token* tokens, std::int64_t count,
+                                             const Applicant& applicant, Found& found) const;
   std::int64_t kept_before_load(const NodeId* chain, std::int64_t count,
                                 std::int64_t num_loaded) const;
   [[gnu::noinline]] std::int64_t count_shared(const Token* tokens, std::int64_t num_tokens,
@@ -77,7 +80,7 @@ class Finding : public Part<Finding, GroupTables> {
   }
   reach.num_shared =
       reach.num_lead * config().block_size + (shared < config().min_partial_tokens ? 0 : shared);
-  reach.num_whole = has_groups() ? go_back(tokens, count, applicant, found) : found.num_full;
+  reach.num_whole = has_groups() ? find_served(tokens, count, applicant, found) : found.num_full;
 }
 
 }  // namespace blockmgr

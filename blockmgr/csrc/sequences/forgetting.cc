@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "sequences/arguments.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -81,7 +82,7 @@ std::int64_t Forgetting::forget_chain(NodeId b, std::vector<bool>* gone) noexcep
   const int before = index().num_keyed();
   const NodeId start = nodes()[b].parent;
   pool().forget_tree(b, [gone](NodeId node) {
-    if (gone) (*gone)[static_cast<std::size_t>(node)] = true;
+    if (gone) (*gone)[nth(node)] = true;
   });
   const int count = before - index().num_keyed();
   if (has_groups() && start >= 0) groups()->prune(start);
@@ -92,7 +93,7 @@ std::int64_t Forgetting::forget_chain(NodeId b, std::vector<bool>* gone) noexcep
 // compute, may be found. Returns whether that marks more blocks as wrong.
 bool Forgetting::forget_table(Sequence& s, std::vector<bool>& wrong,
                               std::int64_t& forgotten) noexcept {
-  const auto is_wrong = [&wrong](NodeId b) { return wrong[static_cast<std::size_t>(b)]; };
+  const auto is_wrong = [&wrong](NodeId b) { return wrong[nth(b)]; };
   const std::int32_t* t = rows().table(s);
   const std::int32_t* end = t + s.num_blocks;
   const std::int32_t* at = std::find_if(t, end, is_wrong);
@@ -105,7 +106,7 @@ bool Forgetting::forget_table(Sequence& s, std::vector<bool>& wrong,
       forgotten += forget_chain(*at, &wrong);
     } else {
       pool().drop_twin(*at);
-      wrong[static_cast<std::size_t>(*at)] = true;
+      wrong[nth(*at)] = true;
     }
   }
   return more;
@@ -144,10 +145,10 @@ void Forgetting::mend_chains() noexcept {
 
 std::int64_t Forgetting::forget(const std::int64_t* ids, std::int64_t count) {
   Call call(rows());
-  for (std::int64_t i = 0; i < count; ++i) use<Holding>().checked_block(ids[i], i);
+  for (std::int64_t i = 0; i < count; ++i) rows().checked_block(ids[i], i);
   // A block that is not written yet would lose its mark with its key.
   for (const Sequence& s : rows().sequences) rows().refuse_ahead(s, "forget blocks around");
-  std::vector<bool> wrong(static_cast<std::size_t>(nodes().count));
+  std::vector<bool> wrong(nth(nodes().count));
   return forget_all(ids, count, wrong);
 }
 
@@ -158,7 +159,7 @@ std::int64_t Forgetting::forget_all(const std::int64_t* ids, std::int64_t count,
     NodeId n = nodes().owner(ids[i]);  // none: it was forgotten with another
     if (n >= 0) n = forget_part(n);
     if (n < 0) continue;
-    wrong[static_cast<std::size_t>(n)] = true;
+    wrong[nth(n)] = true;
     if (nodes()[n].keyed()) forgotten += forget_chain(n, &wrong);
   }
   // Where tables are append-only, another sequence may name what this one computed after a block
@@ -172,27 +173,19 @@ std::int64_t Forgetting::forget_all(const std::int64_t* ids, std::int64_t count,
   return forgotten;
 }
 
-void Forgetting::check_limit(std::int64_t num_blocks, std::int64_t least,
-                             std::int64_t most) const {
-  if (num_blocks < least || num_blocks > most)
-    throw Error(ErrorKind::kValue, "num_blocks must be in [" + std::to_string(least) + ", " +
-                                       std::to_string(most) + "], got " +
-                                       std::to_string(num_blocks));
-}
-
 // No prompt may find what loses its memory, and nothing may be cached in it any more: as if it were
 // wrong. Private blocks are forgotten with the rest, so that their sequences cache nothing in them.
 std::int64_t Forgetting::shrink_pool(std::int64_t num_blocks) {
   Call call(rows());
   const std::int64_t limit = pool().limit();
-  check_limit(num_blocks, rows().home_of(0).first, limit);
+  check_bounds("num_blocks", num_blocks, rows().home_of(0).first, limit);
   if (num_blocks == limit) return pool().num_leaving();
   // A block that is not written yet would lose its mark with its key.
   for (const Sequence& s : rows().sequences) rows().refuse_ahead(s, "shrink the pool around");
   std::vector<std::int64_t> ids;
   for (std::int64_t b = num_blocks; b < limit; ++b)
     if (nodes().owner(b) >= 0) ids.push_back(b);
-  std::vector<bool> wrong(static_cast<std::size_t>(nodes().count));
+  std::vector<bool> wrong(nth(nodes().count));
   forget_all(ids.data(), static_cast<std::int64_t>(ids.size()), wrong);
   pool().shrink(static_cast<std::int32_t>(num_blocks));
   rows().settle_keeps();  // states that would be kept for what is forgotten leave, too
@@ -201,7 +194,7 @@ std::int64_t Forgetting::shrink_pool(std::int64_t num_blocks) {
 
 void Forgetting::grow_pool(std::int64_t num_blocks) {
   Call call(rows());
-  check_limit(num_blocks, pool().limit(), pool().num_blocks());
+  check_bounds("num_blocks", num_blocks, pool().limit(), pool().num_blocks());
   pool().grow(static_cast<std::int32_t>(num_blocks));
 }
 

@@ -31,9 +31,8 @@ class Forgetting : public Part<Forgetting, Holding> {
   NodeId forget_part(NodeId n) noexcept;
   bool forget_table(Sequence& s, std::vector<bool>& wrong, std::int64_t& forgotten) noexcept;
   void mend_chains() noexcept;
-  std::int64_t forget_all(const std::int64_t* ids, std::int64_t count, std::vector<bool>& wrong)
-      noexcept;
-  void check_limit(std::int64_t num_blocks, std::int64_t least, std::int64_t most) const;
+  std::int64_t forget_all(const std::int64_t* ids, std::int64_t count,
+                          std::vector<bool>& wrong) noexcept;
 };
 
 }  // namespace blockmgr

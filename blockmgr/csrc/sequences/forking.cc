@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "sequences/arguments.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -25,16 +26,15 @@ void copy_table(const std::int32_t* from, std::int64_t count, std::int32_t* to) 
 void Forking::next_handles(std::int64_t count, Handle* out) const {
   const auto unused = static_cast<std::int64_t>(rows().unused_rows.size());
   for (std::int64_t i = 0; i < std::min(count, unused); ++i)
-    out[i] = rows().handle_of(rows().unused_rows[static_cast<std::size_t>(unused - 1 - i)]);
+    out[i] = rows().handle_of(rows().unused_rows[nth(unused - 1 - i)]);
 }
 
 void Forking::check_fork(const Sequence& parent, std::int64_t count) const {
   // The parent's forward may move to a copy of the tail; the children would wait for K/V that never
   // comes.
   rows().refuse_ahead(parent, "fork");
-  if (count < 1)
-    throw Error(ErrorKind::kValue, "n must be at least 1, got " + std::to_string(count));
-  if (static_cast<std::size_t>(count) > rows().unused_rows.size())
+  check_at_least("n", count, 1);
+  if (nth(count) > rows().unused_rows.size())
     throw OutOfSequences(count, static_cast<std::int64_t>(rows().unused_rows.size()));
   if (has_groups()) [[unlikely]]
     check_states(parent, count);
@@ -56,7 +56,7 @@ bool Forking::fork(Handle handle, std::int64_t count, Handle* children, const Ha
   model.session = SessionTable::kNone;
   // Look-ahead blocks hold nothing yet, so there is nothing in them to share.
   limit_blocks(model);
-  std::vector<std::vector<Token>> waiting(static_cast<std::size_t>(count), model.waiting);
+  std::vector<std::vector<Token>> waiting(nth(count), model.waiting);
   next_handles(count, children);
   if (expected && !std::equal(children, children + count, expected)) return false;
 
@@ -70,12 +70,12 @@ bool Forking::fork(Handle handle, std::int64_t count, Handle* children, const Ha
   for (std::int64_t c = 0; c < count; ++c) {
     const std::int32_t row = rows().unused_rows.back();
     rows().unused_rows.pop_back();
-    Sequence& child = rows().sequences[static_cast<std::size_t>(row)];
+    Sequence& child = rows().sequences[nth(row)];
     model.generation = child.generation;
     model.mark = child.mark;
     model.waiting.clear();
     child = model;
-    child.waiting.swap(waiting[static_cast<std::size_t>(c)]);
+    child.waiting.swap(waiting[nth(c)]);
     index().retain_root(child.root);
     copy_table(from, model.num_blocks, rows().table_at(row));
     // The blocks are looked up for the first child only: nothing was written to its row since.
@@ -109,10 +109,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
   ++rows().batch_mark;
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = rows().running(handles[i]);
-    if (s.mark == rows().batch_mark)
-      throw Error(ErrorKind::kValue,
-                  "handles must be distinct, got " + std::to_string(handles[i]) + " twice");
-    s.mark = rows().batch_mark;
+    rows().name_once(s);
     if (parents[i] < 0 || parents[i] >= count)
       throw Error(ErrorKind::kValue, "parents must be in [0, " + std::to_string(count) + "), got " +
                                          std::to_string(parents[i]) + " at index " +
@@ -122,9 +119,9 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
   for (std::int64_t i = 0; i < count; ++i)
     if (parents[i] != i) rows().refuse_ahead(rows().live(handles[parents[i]]), "fork");
   std::vector<Successor> successors;
-  successors.reserve(static_cast<std::size_t>(count));
+  successors.reserve(nth(count));
   std::vector<Sequence*> changed;
-  changed.reserve(static_cast<std::size_t>(count));
+  changed.reserve(nth(count));
   for (std::int64_t i = 0; i < count; ++i) {
     if (parents[i] == i) continue;
     Sequence& s = rows().live(handles[i]);
@@ -147,7 +144,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
 
   // What the parents were before, with the successors' states; none without groups.
   std::vector<GroupRow> group_rows;
-  std::vector<std::int64_t> needed(static_cast<std::size_t>(pool().num_partitions()));
+  std::vector<std::int64_t> needed(nth(pool().num_partitions()));
   for (std::int64_t i = 0; has_groups() && i < count; ++i) {
     if (parents[i] == i) continue;
     const Sequence& parent = rows().live(handles[parents[i]]);
@@ -160,7 +157,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
     share_parts(successors[c].state, successors[c].table.data(), group_rows[c], group_rows[c]);
   // Every new reference before any release: a block may pass from one beam to another.
   for (const Successor& next : successors) {
-    for (auto i = static_cast<std::size_t>(next.num_kept); i < next.table.size(); ++i)
+    for (auto i = nth(next.num_kept); i < next.table.size(); ++i)
       ++nodes().uses(next.table[i]).ref_count;
     index().retain_root(next.state.root);
   }

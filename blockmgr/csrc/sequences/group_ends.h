@@ -14,9 +14,7 @@ namespace blockmgr {
 
 class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, Growing> {
  public:
-  GroupEnds() {
-    since_room_.resize(static_cast<std::size_t>(groups()->num_groups()));
-  }
+  GroupEnds() { since_room_.resize(nth(groups()->num_groups())); }
 
   // The state where it stands, at the end of a block, if blocks are free for its copies: nothing is
   // evicted for it, and it goes first. Whether a prompt can continue there from now on.

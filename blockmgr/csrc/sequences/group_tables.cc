@@ -14,8 +14,7 @@ std::int64_t GroupTables::count_to_grow(const Sequence& s, std::int64_t slots,
 
 const NodeId* GroupTables::path_of_twins(const Sequence& s, std::int64_t from,
                                          std::int64_t to) noexcept {
-  for (std::int64_t unit = from; unit < to; ++unit)
-    path_room_[static_cast<std::size_t>(unit)] = path_node(s, unit);
+  for (std::int64_t unit = from; unit < to; ++unit) path_room_[nth(unit)] = path_node(s, unit);
   return path_room_.data() + from;
 }
 
@@ -46,7 +45,6 @@ NodeId GroupTables::take_part_run(const Sequence& s, int g, std::int64_t from, s
 
 // A row is zero where the sequence has no part.
 void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
-  const NodeId* t = rows().table(s);
   const GroupRow& row = rows().group_row(s);
   each_single([&](int g) {
     const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
@@ -58,34 +56,12 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
     if (has_others) [[unlikely]]
       for (int i = 0; i < extra_blocks(); ++i) show(i + (i >= row.slot), others_of(s, g)[i]);
   });
-  for (const int g : attention()) {
-    const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
-    const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
-    for (std::int64_t unit = std::max<std::int64_t>(from, rows().group_row(s).first[nth(g)]);
-         unit < until; ++unit)
-      out[unit] = number(nodes().block(groups()->part(g, t[unit])));
-  }
-  for (const int g : replayed()) {
+  for (const int g : growing()) {
     const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
     const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
     for (std::int64_t unit = std::max<std::int64_t>(from, row.first[nth(g)]); unit < until; ++unit)
-      out[unit] = number(nodes().block(row.own[nth(g)][static_cast<std::size_t>(unit)]));
+      out[unit] = number(nodes().block(block_of(s, g, unit)));
   }
-}
-
-void GroupTables::throw_loading(const Sequence& s, const char* call) const {
-  throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
-                                    std::to_string(rows().handle_of(rows().row_of(s))) +
-                                    ": its first " +
-                                    std::to_string(rows().group_row(s).num_loaded) +
-                                    " tokens are being loaded; commit them first");
-}
-
-void GroupTables::throw_moved(const Sequence& s, const char* call) const {
-  throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
-                                    std::to_string(rows().handle_of(rows().row_of(s))) +
-                                    ": a forward may have moved its state or ring since the last commit; "
-                                    "commit where it stopped first");
 }
 
 // Gives back what no query to come reads.
@@ -126,25 +102,16 @@ void GroupTables::refuse_unknown_state(const Sequence& s, const char* call) cons
 // steps are in flight there are none.
 std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& parts) const {
   std::int64_t dropped = 0;
-  const NodeId* t = rows().table(s);
   const std::int64_t from = std::max<std::int64_t>(0, s.num_tokens - config().max_rollback);
-  for (const int g : attention()) {
-    const std::int64_t read = std::min(groups()->group(g).first_read(from), rows().num_slots(s));
+  for (const int g : growing()) {
+    const Group& group = groups()->group(g);
+    const std::int64_t read = std::min(group.first_read(from), rows().num_slots(s));
     for (std::int64_t unit = rows().group_row(s).first[nth(g)];
-         unit * config().block_size + groups()->group(g).end <= read; ++unit) {
-      const NodeId m = groups()->part(g, t[unit]);
+         unit * config().block_size + group.end <= read; ++unit) {
+      const NodeId m = block_of(s, g, unit);
       if (nodes().uses(m) != Uses{1, 0} || (pool().num_leaving() && pool().is_out(m))) continue;
       add_to(parts, m);
       ++dropped;
-    }
-  }
-  for (const int g : replayed()) {
-    const GroupRow& row = rows().group_row(s);
-    const std::int64_t until =
-        std::min(groups()->first_unit(g, from), use<Slices>().units_of(g, rows().num_slots(s)));
-    for (std::int64_t unit = row.first[nth(g)]; unit < until; ++unit) {
-      const NodeId m = row.own[nth(g)][static_cast<std::size_t>(unit)];
-      if (nodes().uses(m) == Uses{1, 0} && !(pool().num_leaving() && pool().is_out(m))) ++dropped;
     }
   }
   return dropped;
@@ -174,6 +141,13 @@ void GroupTables::take_parts(Sequence& s, std::int64_t had_slots, std::int64_t s
   show_groups(s, had);
 }
 
+// Of so many leading tokens of a node, those in its block of a group.
+void GroupTables::bring(int g, NodeId source, std::int64_t num_tokens, NodeId to) noexcept {
+  const std::int32_t brought =
+      num_tokens > 0 ? copies().reach(source, static_cast<std::int32_t>(num_tokens)) : 0;
+  if (groups()->group(g).tokens_of(brought)) copies().plan(source, to, brought);
+}
+
 // The sequence moves to parts of its own, as its table did from `shared` to its present node.
 // Copies bring as many tokens as those into the node, because they are planned together.
 void GroupTables::make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
@@ -188,8 +162,7 @@ void GroupTables::make_parts_private(Sequence& s, std::int64_t logical, NodeId s
                               ? groups()->part(g, rows().table(s)[logical - 1])
                               : kNoNode;
     const NodeId m = take_part_run(s, g, logical, logical + 1, before);
-    const std::int32_t brought = num_tokens > 0 ? copies().reach(source, num_tokens) : 0;
-    if (groups()->group(g).tokens_of(brought)) copies().plan(source, m, brought);
+    bring(g, source, num_tokens, m);
     drop_part(g, shared);
   }
   show_groups(s, logical);
@@ -365,9 +338,8 @@ void GroupTables::take_own(const Sequence& s, int g, std::int64_t from, std::int
   const GroupRow& row = rows().group_row(s);
   std::vector<NodeId>& own = rows().group_row(s).own[nth(g)];
   for (std::int64_t unit = from; unit < to; ++unit) {
-    const NodeId before =
-        unit > row.first[nth(g)] ? own[static_cast<std::size_t>(unit - 1)] : kNoNode;
-    own[static_cast<std::size_t>(unit)] = take_of(g, s.partition, before);
+    const NodeId before = unit > row.first[nth(g)] ? own[nth(unit - 1)] : kNoNode;
+    own[nth(unit)] = take_of(g, s.partition, before);
   }
 }
 
@@ -375,7 +347,7 @@ void GroupTables::take_own(const Sequence& s, int g, std::int64_t from, std::int
 void GroupTables::drop_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept {
   const Slices::Shown shown = use<Slices>().shown_group_at(g, rows().row_of(s));
   for (std::int64_t unit = to; unit-- > from;) {
-    NodeId& own = rows().group_row(s).own[nth(g)][static_cast<std::size_t>(unit)];
+    NodeId& own = rows().group_row(s).own[nth(g)][nth(unit)];
     rows().drop_reference(own);
     own = kNoNode;
     shown[unit] = 0;
@@ -417,13 +389,10 @@ void GroupTables::fork_own(const Sequence& model, const GroupRow& from, GroupRow
     NodeId before = kNoNode;
     const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(model));
     for (std::int64_t unit = from.first[nth(g)]; unit < until; ++unit) {
-      const NodeId source = from.own[nth(g)][static_cast<std::size_t>(unit)];
+      const NodeId source = from.own[nth(g)][nth(unit)];
       before = take_of(g, model.partition, before);
-      to.own[nth(g)][static_cast<std::size_t>(unit)] = before;
-      const auto valid =
-          static_cast<std::int32_t>(std::clamp<std::int64_t>(computed - unit * size, 0, size));
-      const std::int32_t brought = valid > 0 ? copies().reach(source, valid) : 0;
-      if (groups()->group(g).tokens_of(brought)) copies().plan(source, before, brought);
+      to.own[nth(g)][nth(unit)] = before;
+      bring(g, source, std::clamp<std::int64_t>(computed - unit * size, 0, size), before);
     }
     std::vector<NodeId>& own = to.own[nth(g)];
     if (&from == &to) std::fill(own.begin() + until, own.end(), kNoNode);  // look-ahead slots

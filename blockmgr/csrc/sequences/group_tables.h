@@ -10,7 +10,7 @@ namespace blockmgr {
 class GroupTables : public Part<GroupTables, Slices> {
  public:
   GroupTables() {
-    if (has_groups()) parts_room_.resize(static_cast<std::size_t>(config().row_width));
+    if (has_groups()) parts_room_.resize(nth(config().row_width));
     if (!config().remap) path_room_.resize(parts_room_.size());
   }
 
@@ -53,6 +53,11 @@ class GroupTables : public Part<GroupTables, Slices> {
       if (m >= 0) visit(g, m);
     }
   }
+  // Its block of a unit that it has in a group whose tables grow.
+  NodeId block_of(const Sequence& s, int g, std::int64_t unit) const {
+    return groups()->group(g).is_attention() ? groups()->part(g, rows().table(s)[unit])
+                                             : rows().group_row(s).own[nth(g)][nth(unit)];
+  }
   // Blocks of so many nodes in all groups of attention.
   std::int64_t blocks_of_units(std::int64_t units) const {
     return units * (1 + static_cast<std::int64_t>(growing().size()));
@@ -60,12 +65,16 @@ class GroupTables : public Part<GroupTables, Slices> {
   // A sequence does nothing else before what is loaded is committed.
   void refuse_loading(const Sequence& s, const char* call) const {
     if (s.loads) [[unlikely]]
-      throw_loading(s, call);
+      rows().refuse(s, call,
+                    "its first " + std::to_string(rows().group_row(s).num_loaded) +
+                        " tokens are being loaded; commit them first");
   }
   void refuse_moved(const Sequence& s, const char* call) const {
     refuse_loading(s, call);
     if (num_singles() && !rows().group_row(s).stands) [[unlikely]]
-      throw_moved(s, call);
+      rows().refuse(s, call,
+                    "a forward may have moved its state or ring since the last commit; commit "
+                    "where it stopped first");
   }
   [[gnu::noinline]] void take_parts(Sequence& s, std::int64_t had_slots,
                                     std::int64_t slots) noexcept;
@@ -116,11 +125,10 @@ class GroupTables : public Part<GroupTables, Slices> {
   std::int64_t num_dropped(const Sequence& s, std::vector<NodeId>& parts) const;
 
  private:
-  [[noreturn]] void throw_loading(const Sequence& s, const char* call) const;
-  [[noreturn]] void throw_moved(const Sequence& s, const char* call) const;
   [[gnu::noinline]] std::int64_t count_to_grow(const Sequence& s, std::int64_t slots,
                                                std::int64_t moved) const;
   [[gnu::noinline]] int count_unwritten(NodeId node) const;
+  void bring(int g, NodeId source, std::int64_t num_tokens, NodeId to) noexcept;
   const NodeId* path_of_twins(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
   void drop_part_here(int g, NodeId node) noexcept;
   void drop_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "sequences/arguments.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -12,13 +13,11 @@ void Growing::refuse_unwritten(const Sequence& s, std::int64_t logical, const ch
   const std::int64_t start = logical * config().block_size;
   const std::int64_t kept = copies().in_flight() ? s.num_computed : rows().settled(s);
   if (kept <= std::max(rows().written(s), start)) return;
-  throw Error(ErrorKind::kStep,
-              std::string("cannot ") + call + " sequence " +
-                  std::to_string(rows().handle_of(rows().row_of(s))) + ": positions " +
-                  std::to_string(std::max(rows().written(s), start)) + " to " +
-                  std::to_string(kept - 1) +
-                  " of the block to copy are written by this step's forward; take and apply the "
-                  "step's copies first");
+  rows().refuse(s, call,
+                "positions " + std::to_string(std::max(rows().written(s), start)) + " to " +
+                    std::to_string(kept - 1) +
+                    " of the block to copy are written by this step's forward; take and apply the "
+                    "step's copies first");
 }
 
 bool Growing::must_copy(const Sequence& s, std::int64_t logical) const {
@@ -111,9 +110,7 @@ void Growing::extend(Sequence& s, std::int64_t slots) noexcept {
 void Growing::reserve(Handle handle, std::int64_t num_slots) {
   Call call(rows());
   Sequence& s = rows().running(handle);
-  if (num_slots < 1)
-    throw Error(ErrorKind::kValue,
-                "num_slots must be at least 1, got " + std::to_string(num_slots));
+  check_at_least("num_slots", num_slots, 1);
   grow(s, num_slots, plan_growth(s, num_slots, s.num_tokens, "reserve slots of"));
 }
 

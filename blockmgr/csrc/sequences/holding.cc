@@ -4,21 +4,10 @@
 
 namespace blockmgr {
 
-NodeId Holding::checked_block(std::int64_t id, std::int64_t position) const {
-  const int first = config().null_block ? 1 : 0;
-  if (id >= first && id < pool().num_blocks()) return nodes().owner(id);
-  const std::string bound =
-      "[" + std::to_string(first) + ", " + std::to_string(pool().num_blocks()) + ")";
-  if (position < 0)
-    throw Error(ErrorKind::kValue, "block must be in " + bound + ", got " + std::to_string(id));
-  throw Error(ErrorKind::kValue, "blocks must be in " + bound + ", got " + std::to_string(id) +
-                                     " at index " + std::to_string(position));
-}
-
 // A block that only a copy keeps holds nothing that a caller may refer to.
 void Holding::check_known(const std::int64_t* ids, std::int64_t count, const char* call) const {
   for (std::int64_t i = 0; i < count; ++i) {
-    const NodeId n = checked_block(ids[i], i);
+    const NodeId n = rows().checked_block(ids[i], i);
     if (n < 0 || (!nodes().uses(n).ref_count && !nodes()[n].keyed() && !num_holds(n)))
       throw WrongBlockState(
           ids[i], std::string("cannot ") + call + " it: it is not held, and it is not cached");
@@ -26,7 +15,7 @@ void Holding::check_known(const std::int64_t* ids, std::int64_t count, const cha
 }
 
 std::int64_t Holding::ref_count(std::int64_t id) const {
-  const NodeId n = checked_block(id, -1);
+  const NodeId n = rows().checked_block(id, -1);
   return n < 0 ? 0 : nodes().uses(n).ref_count + num_holds(n);
 }
 
@@ -36,8 +25,7 @@ std::int64_t Holding::ref_count(std::int64_t id) const {
 void Holding::acquire(const std::int64_t* ids, std::int64_t count) {
   Call call(rows());
   check_known(ids, count, "acquire");
-  if (!holds_)
-    holds_ = std::make_unique<ZeroedArray<std::uint32_t>>(static_cast<std::size_t>(nodes().count));
+  if (!holds_) holds_ = std::make_unique<ZeroedArray<std::uint32_t>>(nth(nodes().count));
   for (std::int64_t i = 0; i < count; ++i) {
     const NodeId n = nodes().owner(ids[i]);
     pool().pin(n);
@@ -60,7 +48,7 @@ void Holding::release(const std::int64_t* ids, std::int64_t count) {
   {
     Restore counted_off{*this, ids};
     for (std::int64_t i = 0; i < count; ++i) {
-      const NodeId n = checked_block(ids[i], i);
+      const NodeId n = rows().checked_block(ids[i], i);
       if (n < 0 || !num_holds(n))
         throw WrongBlockState(ids[i], "it is released more often than it is held");
       --holds_of(n);

@@ -64,7 +64,7 @@ bool add_parts(const Store& store, const std::vector<NodeId>& path, std::int64_t
   std::int64_t unit = group.recurrent() ? count - 1 : groups.first_unit(g, length);
   for (; unit < count; ++unit) {
     if (!group.recurrent() && !groups.reads(g, length, unit)) continue;  // behind an end
-    const NodeId m = groups.cached(g, path[static_cast<std::size_t>(unit)]);
+    const NodeId m = groups.cached(g, path[nth(unit)]);
     if (m < 0 || !is_written(nodes[m]) || nodes[m].fence || groups.is_being_kept(m)) return false;
     parts.blocks.push_back(nodes.name(m));
     parts.contents.push_back(content_of_node(store, m));
@@ -108,11 +108,7 @@ IdleFront idle_front(const Store& store, std::int64_t most) {
 CachedPrefix prefix_of(const Store& store, std::int64_t block) {
   refuse_bare(store.pool(), "prefix_of");
   const Nodes& nodes = store.nodes();
-  const int first = nodes.num_blocks - store.pool().capacity();
-  if (block < first || block >= nodes.num_blocks)
-    throw Error(ErrorKind::kValue, "block must be in [" + std::to_string(first) + ", " +
-                                       std::to_string(nodes.num_blocks) + "), got " +
-                                       std::to_string(block));
+  store.checked_block(block, -1);
   std::vector<NodeId> path;
   NodeId n = cached_node(store, block);
   if (n < 0) throw WrongBlockState(block, "it is not cached");

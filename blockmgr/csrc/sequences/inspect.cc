@@ -22,12 +22,10 @@ void at_least(std::int32_t& count, std::int64_t least) {
 }  // namespace
 
 std::vector<BlockFacts> inspect(const Nodes& nodes, const Pool& pool, const CopyTracker& copies) {
-  std::vector<BlockFacts> facts(static_cast<std::size_t>(nodes.num_blocks));
-  const auto at = [&](NodeId n) -> BlockFacts& {
-    return facts[static_cast<std::size_t>(nodes.name(n))];
-  };
+  std::vector<BlockFacts> facts(nth(nodes.num_blocks));
+  const auto at = [&](NodeId n) -> BlockFacts& { return facts[nth(nodes.name(n))]; };
   for (std::int32_t b = pool.num_blocks() - pool.capacity(); b < nodes.num_blocks; ++b) {
-    BlockFacts& fact = facts[static_cast<std::size_t>(b)];
+    BlockFacts& fact = facts[nth(b)];
     fact.state = b < pool.limit() || b >= pool.num_blocks() ? BlockFacts::kFree : BlockFacts::kOut;
     const NodeId n = nodes.owner(b);
     if (n < 0) continue;
@@ -61,9 +59,7 @@ std::vector<BlockFacts> inspect(const Nodes& nodes, const Pool& pool, const Copy
 // Levels go one after the other, each by recency.
 static void add_levels(std::vector<BlockFacts>& facts, const Sequences& core) {
   const Nodes& nodes = core.nodes();
-  const auto at = [&](NodeId n) -> BlockFacts& {
-    return facts[static_cast<std::size_t>(nodes.name(n))];
-  };
+  const auto at = [&](NodeId n) -> BlockFacts& { return facts[nth(nodes.name(n))]; };
   for (NodeId n = 0; n < nodes.count; ++n)
     if (nodes.block(n) != kNoBlock) at(n).priority = core.level(n);
   for (int i = 0; i < core.pool().num_partitions(); ++i) {
@@ -89,8 +85,8 @@ static void add_own(std::vector<BlockFacts>& facts, const Sequences& core, int g
     if (s.state != Sequence::kRunning) continue;
     const GroupRow row = core.view_groups(handle);
     for (std::int64_t i = row.first[nth(g)]; i < core.units_of(g, core.num_slots(s)); ++i) {
-      const NodeId own = row.own[nth(g)][static_cast<std::size_t>(i)];
-      BlockFacts& fact = facts[static_cast<std::size_t>(core.nodes().name(own))];
+      const NodeId own = row.own[nth(g)][nth(i)];
+      BlockFacts& fact = facts[nth(core.nodes().name(own))];
       at_least(fact.num_tokens, core.tokens_of_block(g, s.num_tokens - i * size));
       at_least(fact.num_computed, core.tokens_of_block(g, core.computed(s) - i * size));
     }
@@ -105,9 +101,7 @@ static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
   for (BlockFacts& fact : facts)
     if (fact.group >= 0 && (core.pool().is_bare() || fact.group != core.config().full_group))
       fact.num_tokens = fact.num_computed = 0;
-  const auto at = [&](NodeId n) -> BlockFacts& {
-    return facts[static_cast<std::size_t>(nodes.name(n))];
-  };
+  const auto at = [&](NodeId n) -> BlockFacts& { return facts[nth(nodes.name(n))]; };
   const std::int64_t size = core.config().block_size;
   for (int g = 0; g < groups.num_groups(); ++g) {
     const bool recurrent = !groups.group(g).is_attention();
@@ -153,7 +147,7 @@ std::vector<BlockFacts> inspect(const Sequences& core) {
   if (core.retains()) add_levels(facts, core);
   for (std::int32_t b = 0; b < nodes.num_blocks; ++b) {
     const NodeId n = nodes.owner(b);
-    BlockFacts& fact = facts[static_cast<std::size_t>(b)];
+    BlockFacts& fact = facts[nth(b)];
     if (n >= 0) fact.group = core.group_number(n);
   }
   add_parts(facts, core);
@@ -162,13 +156,13 @@ std::vector<BlockFacts> inspect(const Sequences& core) {
     const Sequence& s = core.view(handle);
     const NodeId* table = core.table_at(Sequences::row_of(handle));
     for (std::int64_t i = 0; i < s.num_blocks; ++i) {
-      BlockFacts& fact = facts[static_cast<std::size_t>(nodes.name(table[i]))];
+      BlockFacts& fact = facts[nth(nodes.name(table[i]))];
       at_least(fact.num_tokens, std::min(size, s.num_tokens - i * size));
       at_least(fact.num_computed, std::min(size, s.num_computed - i * size));
     }
   }
   if (core.full_size() != size) limit_to_full_size(facts, core);
-  facts.resize(static_cast<std::size_t>(core.pool().num_blocks()));
+  facts.resize(nth(core.pool().num_blocks()));
   return facts;
 }
 

@@ -12,7 +12,7 @@ class Keeping : public Part<Keeping, GroupTables> {
   // Before ends of so many sequences are kept.
   void reserve_keeps(std::int64_t count) {
     const std::int64_t blocks = num_states() ? 1 + groups()->num_groups() : 0;
-    rows().keeps.reserve(rows().keeps.size() + static_cast<std::size_t>(count * blocks));
+    rows().keeps.reserve(rows().keeps.size() + nth(count * blocks));
   }
   // Before a sequence leaves: what a copy was to keep of its end can be kept itself.
   void cancel_keeps(const Sequence& s) noexcept {

@@ -35,11 +35,15 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
     if (from >= std::min(s.num_tokens, rows().num_slots(s))) continue;
     if (s.loads) continue;  // no forward before that is committed
     moved_.push_back(rows().handle_of(rows().row_of(s)));
-    GroupRow& row = rows().group_row(s);
-    row.stands = false;
-    ++row.moves;
-    row.farthest = std::max(row.farthest, std::min(s.num_tokens, rows().num_slots(s)));
+    move_states(s);
   }
+}
+
+void Launching::move_states(const Sequence& s) noexcept {
+  GroupRow& row = rows().group_row(s);
+  row.stands = false;
+  ++row.moves;
+  row.farthest = std::max(row.farthest, std::min(s.num_tokens, rows().num_slots(s)));
 }
 
 void Launching::copies_applied(std::int64_t ticket) {
@@ -56,11 +60,7 @@ void Launching::copies_aborted(std::int64_t ticket) {
 void Launching::mark_state_moved(Handle handle) {
   const Held held(rows().monitor());
   const Sequence& s = rows().running(handle);
-  if (!num_singles()) return;
-  GroupRow& row = rows().group_row(s);
-  row.stands = false;
-  ++row.moves;
-  row.farthest = std::max(row.farthest, std::min(s.num_tokens, rows().num_slots(s)));
+  if (num_singles()) move_states(s);
 }
 
 void Launching::return_copies(std::int64_t ticket) noexcept {
@@ -71,7 +71,7 @@ void Launching::return_copies(std::int64_t ticket) noexcept {
 // Nothing was launched.
 void Launching::return_groups() noexcept {
   for (const Handle handle : moved_) {
-    const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handle))];
+    const Sequence& s = rows().at(handle);
     if (s.state != Sequence::kRunning || rows().handle_of(rows().row_of(s)) != handle) continue;
     GroupRow& row = rows().group_row(s);
     row.moves = std::max(0, row.moves - 1);

@@ -25,6 +25,7 @@ class Launching : public Part<Launching> {
 
  private:
   [[gnu::noinline]] void launch_groups(std::vector<BlockCopy>& copies) noexcept;
+  void move_states(const Sequence& s) noexcept;
   void return_groups() noexcept;
 
   std::vector<Handle> moved_;  // whose states the step that was launched last may move

@@ -56,11 +56,11 @@ std::vector<NodeId> Naming::find_named(const BlockNames& names, Depths& depths) 
   if (known == kUnknownId || !names.count) return found;
   const NodeId root = root_node(known);
   index().add_digests();
-  found.assign(static_cast<std::size_t>(names.count), kNoNode);
+  found.assign(nth(names.count), kNoNode);
   if (names.size == nodes().digest_size || names.leading) {
     for (std::int64_t i = 0; i < names.count; ++i)
-      found[static_cast<std::size_t>(i)] =
-          index().with_beginning(names.bytes + i * names.size, static_cast<std::size_t>(names.size),
+      found[nth(i)] =
+          index().with_beginning(names.bytes + i * names.size, nth(names.size),
                                  [&](NodeId b) { return depth_of(b, root, depths) != kForeign; });
   } else {
     // The index knows the beginnings of digests alone.
@@ -71,7 +71,7 @@ std::vector<NodeId> Naming::find_named(const BlockNames& names, Depths& depths) 
     index().buckets().each([&](NodeId b) {
       const auto name = wanted.find(read_part(nodes().digest(b) + from));
       if (name != wanted.end() && depth_of(b, root, depths) != kForeign)
-        found[static_cast<std::size_t>(name->second)] = b;
+        found[nth(name->second)] = b;
     });
   }
   std::unordered_map<NodeId, bool> seen;
@@ -82,9 +82,8 @@ std::vector<NodeId> Naming::find_named(const BlockNames& names, Depths& depths) 
 // The deepest block up to this one from which a prompt can continue in all groups of layers, as a
 // number of blocks.
 std::int64_t Naming::served_to(NodeId tail, std::int64_t depth) {
-  std::vector<NodeId> path(static_cast<std::size_t>(depth));
-  for (std::int64_t i = depth; i-- > 0; tail = nodes()[tail].parent)
-    path[static_cast<std::size_t>(i)] = tail;
+  std::vector<NodeId> path(nth(depth));
+  for (std::int64_t i = depth; i-- > 0; tail = nodes()[tail].parent) path[nth(i)] = tail;
   Found found;
   found.full = path.data();
   found.num_full = depth;
@@ -98,7 +97,7 @@ std::int64_t Naming::retain_named(const BlockNames& names, int level, double ttl
   Depths depths;
   const std::vector<NodeId> found = find_named(names, depths);
   const auto count = static_cast<std::int64_t>(found.size());
-  const auto due = static_cast<std::size_t>(std::min(count, most));
+  const auto due = nth(std::min(count, most));
   NodeId deepest = kNoNode;
   for (std::size_t i = 0; i < due; ++i)
     if (deepest < 0 || depths[found[i]] > depths[deepest]) deepest = found[i];
@@ -166,27 +165,23 @@ std::vector<std::uint8_t> Naming::digests_to(NodeId tip) const {
   return digests;
 }
 
-std::vector<std::uint8_t> Naming::cached_digests(Handle handle) const {
-  const Sequence& s = rows().running(handle);
+std::vector<std::uint8_t> Naming::digests_of(const Sequence& s) const {
   return digests_to(s.num_chained ? rows().chain_node(s, s.num_chained) : kNoNode);
+}
+
+std::vector<std::uint8_t> Naming::cached_digests(Handle handle) const {
+  return digests_of(rows().running(handle));
 }
 
 std::optional<std::vector<std::uint8_t>> Naming::session_digests(std::string_view namespace_name,
                                                                  std::string_view session) const {
-  const RetainingPolicy& policy =
-      rows().retaining("session_digests", rows().partition_of(namespace_name));
-  const std::uint32_t root = index().find_root(namespace_name);
-  const SessionTable* table = policy.sessions();
-  if (root == kUnknownId || !table) return {};
-  const SessionTable::Id id = table->find(root, session);
-  if (id == SessionTable::kNone) return {};
-  const std::int32_t row = table->at(id).row;
-  if (row < 0) {
-    const NodeId tip = table->tip(id);
-    return digests_to(tip >= 0 && index().is_retired(tip) ? kNoNode : tip);
-  }
-  const Sequence& s = rows().sequences[static_cast<std::size_t>(row)];
-  return digests_to(s.num_chained ? rows().chain_node(s, s.num_chained) : kNoNode);
+  const auto known = use<Sessions>().find("session_digests", namespace_name, session);
+  if (!known) return {};
+  const SessionTable& table = *known->policy.sessions();
+  if (const std::int32_t row = table.at(known->id).row; row >= 0)
+    return digests_of(rows().sequences[nth(row)]);
+  const NodeId tip = table.tip(known->id);
+  return digests_to(tip >= 0 && index().is_retired(tip) ? kNoNode : tip);
 }
 
 }  // namespace blockmgr

@@ -10,7 +10,7 @@
 
 #include "sequences/finding.h"
 #include "sequences/group_ends.h"
-#include "sequences/group_tables.h"
+#include "sequences/sessions.h"
 
 namespace blockmgr {
 
@@ -23,7 +23,7 @@ struct BlockNames {
   std::string_view name;  // the namespace
 };
 
-class Naming : public Part<Naming, Finding, GroupEnds> {
+class Naming : public Part<Naming, Finding, GroupEnds, Sessions> {
  public:
   struct NamedPin {
     std::int64_t id = 0;
@@ -58,6 +58,7 @@ class Naming : public Part<Naming, Finding, GroupEnds> {
   std::vector<NodeId> find_named(const BlockNames& names, Depths& depths) const;
   std::int32_t depth_of(NodeId b, NodeId root, Depths& depths) const;
   std::vector<std::uint8_t> digests_to(NodeId tip) const;
+  std::vector<std::uint8_t> digests_of(const Sequence& s) const;
   std::int64_t served_to(NodeId tail, std::int64_t depth);
 };
 

@@ -79,37 +79,28 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   d.missing_slots = d.num_blocks * config().block_size - usable;
   const bool takes_states = !resumes(found) || !found.take_over;
   if (config().num_nodes) {
+    d.num_held = 0;
     d.fresh_nodes = std::exchange(d.to_take, 0);
     d.unused_nodes = std::exchange(d.unused_hits, 0);
   }
   each_part(found, [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); });
+  d.num_held += num_singles();
   d.to_take += static_cast<std::int64_t>(rings().size());
   d.to_take += num_states() * (takes_states + extra_blocks());
   for (const int g : attention()) {
     const std::int64_t first = groups()->first_unit(g, first_query(found));
     const std::int64_t units = use<Slices>().units_of(g, usable);
+    d.num_held += std::max<std::int64_t>(units - first, 0);
     d.to_take += std::max<std::int64_t>(units - std::max(first, found.num_full), 0);
     if (found.partial >= 0 && groups()->reads(g, first_query(found), found.num_full))
       d.to_take -= found.take_over;
   }
-  for (const int g : replayed())
-    d.to_take += std::max<std::int64_t>(
+  for (const int g : replayed()) {
+    const std::int64_t own = std::max<std::int64_t>(
         use<Slices>().units_of(g, usable) - use<GroupTables>().first_own(g, cached), 0);
-}
-
-// The blocks of a sequence that begins with so many slots behind what is found.
-std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
-  const std::int64_t cached = num_cached(found);
-  const std::int64_t most = std::max(slots, cached);
-  std::int64_t sum = own_blocks(rows().blocks_for(most)) + num_singles();
-  for (const int g : attention()) {
-    const std::int64_t units = use<Slices>().units_of(g, most);
-    sum += std::max<std::int64_t>(units - groups()->first_unit(g, first_query(found)), 0);
+    d.num_held += own;
+    d.to_take += own;
   }
-  for (const int g : replayed())
-    sum += std::max<std::int64_t>(
-        use<Slices>().units_of(g, most) - use<GroupTables>().first_own(g, cached), 0);
-  return sum;
 }
 
 // The most blocks of a sequence that has so many slots, has computed them, and goes on taking as
@@ -146,7 +137,7 @@ std::string Needs::never_in_groups(std::int64_t num_tokens, std::int64_t slots, 
     num_groups += !groups()->group(g).slice &&
                   (config().num_nodes || groups()->group(g).number != config().full_group);
   const std::string where = std::to_string(num_groups) + " groups of layers";
-  const std::int64_t first = first_blocks(found, slots);
+  const std::int64_t first = demand(found, slots).num_held;
   const std::int64_t parts = most_first_slots(num_tokens, most);
   if (first <= most || (!parts && slots <= num_tokens))
     return "a prompt of " + std::to_string(num_tokens) + " tokens takes " +

@@ -36,7 +36,6 @@ class Needs : public Part<Needs, Slices, GroupTables> {
   [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                                      std::int64_t held_back = -1,
                                      const Found* found = nullptr) const;
-  std::int64_t first_blocks(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] std::int64_t later_blocks(std::int64_t num_tokens, std::int64_t slots) const;
   Stops stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::int64_t num_shared,
                  std::int64_t prompt_end) const noexcept;
@@ -84,7 +83,7 @@ class Needs : public Part<Needs, Slices, GroupTables> {
 inline Demand Needs::demand(const Found& found, std::int64_t slots) const {
   Demand d;
   const bool partial = found.partial >= 0;
-  d.num_blocks = std::max(rows().blocks_for(slots), found.num_full + partial);
+  d.num_held = d.num_blocks = std::max(rows().blocks_for(slots), found.num_full + partial);
   d.to_take = d.num_blocks - found.num_full - (partial && found.take_over);
   d.unused_hits = found.num_unused + (partial && pool().counts_as_available(found.partial) ? 1 : 0);
   if (has_groups()) [[unlikely]]

@@ -34,6 +34,7 @@ struct Found {
 struct Demand {
   std::int64_t num_blocks = 0;     // blocks the sequence will hold
   std::int64_t missing_slots = 0;  // of the last one: see Sequence
+  std::int64_t num_held = 0;       // in all groups
   std::int64_t to_take = 0;
   std::int64_t unused_hits = 0;  // available blocks it will use by finding them
   // Where nodes' own blocks are bare, they are counted here: those it takes, and unused ones found.
@@ -52,7 +53,6 @@ struct AdmissionPlan {
   Found found;
   Demand demand;
   bool fits = false;
-  // With further groups:
   bool never = false;           // it does not fit behind what is found, whatever is released
   std::int64_t num_shared = 0;  // leading tokens that full attention has
 };
@@ -120,9 +120,8 @@ struct PromotionPlan {
 };
 
 struct DecodePlan {
-  std::vector<std::int64_t> needed_by;  // blocks by partition; empty if there is one
+  std::vector<std::int64_t> needed_by;  // blocks by partition
   std::vector<NodeId> rewritten;        // written in place, and twins until then
-  std::int64_t moved_parts = 0;         // of blocks that sequences leave for their own
   Tally sharers;                        // of the batch that write into a shared block
   PromotionPlan promotions;             // of what the forward before has computed
 };

@@ -1,4 +1,4 @@
-// What callers read of a sequence: slots and blocks.
+// What callers read of sequences: slots, blocks and digests, and what prefixes they have in common.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Reading : public Part<Reading, Slices, GroupTables> {
  public:
   // The first block that a running sequence has of a group of attention.
   std::int64_t first_of(Handle handle, int g) const {
-    return rows().group_row(rows().live(handle)).first[static_cast<std::size_t>(g)];
+    return rows().group_row(rows().live(handle)).first[nth(g)];
   }
   GroupRow view_groups(Handle handle) const {
     const Sequence& s = rows().view(handle);
@@ -48,6 +48,18 @@ class Reading : public Part<Reading, Slices, GroupTables> {
   std::vector<std::int32_t> block_ids(Handle handle, std::int64_t start) const;
   // By block, then by row: see Forgetting::shrink_pool.
   std::vector<LeavingBlock> leaving() const;
+  void reset_hit_rate();
+  // Leading whole computed blocks that all of these sequences have in their tables; or all that
+  // run.
+  std::int64_t num_common_prefix_blocks(const Handle* handles, std::int64_t count);
+  std::int64_t num_common_prefix_blocks();
+  // Whole blocks of a prompt, and their digests, into out. Throws what the digest function throws.
+  std::int64_t num_digests(const Prompt& prompt) const;
+  void block_digests(const Prompt& prompt, std::uint8_t* out);
+
+ private:
+  std::int64_t common_with(const Sequence& s, const std::int32_t*& first,
+                           std::int64_t common) const;
 };
 
 }  // namespace blockmgr

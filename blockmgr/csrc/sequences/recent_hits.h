@@ -19,7 +19,7 @@ class RecentHits {
     std::int64_t hit_tokens = 0;
   };
 
-  explicit RecentHits(int window) : ring_(static_cast<std::size_t>(window)) {}
+  explicit RecentHits(int window) : ring_(nth(window)) {}
 
   void count(std::int64_t query_tokens, std::int64_t hit_tokens) noexcept {
     if (!ring_.size()) return;

@@ -198,6 +198,14 @@ struct GroupRow {
   // By group of states, its other slots, in order: extra_blocks for each.
   std::vector<NodeId> others;
   int slot = 0;  // of its extra_blocks + 1, the one that its states are in
+  // By group, while it is admitted: what it copies or takes over of the last node found; kNoNode:
+  // nothing. States are taken over at the end of a whole block as well.
+  std::vector<NodeId> sources;
+  template <class Visit>
+  void each_source(const Visit& visit) const {
+    for (std::size_t g = 0; g < sources.size(); ++g)
+      if (sources[g] >= 0) visit(static_cast<int>(g), sources[g]);
+  }
   // Why a forward should end there. The last one is chosen after the admission, by retain.
   enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kPromptEnd, kRetained };
   std::array<std::int64_t, 5> stops{};

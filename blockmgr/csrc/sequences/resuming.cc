@@ -49,12 +49,11 @@ bool comes_before(const Member& a, const Member& b, std::int64_t block_size) {
 
 std::vector<Member> Resuming::members_of(const Handle* handles, std::int64_t count,
                                          std::int64_t num_slots) {
-  std::vector<Member> members(static_cast<std::size_t>(count));
+  std::vector<Member> members(nth(count));
   for (std::size_t i = 0; i < members.size(); ++i) {
     Sequence& s = rows().live(handles[i]);
     members[i].sequence = &s;
     members[i].slots = use<Needs>().checked_slots(s.num_tokens, num_slots, s.partition, 0);
-    members[i].sources.resize(static_cast<std::size_t>(groups()->num_groups()));
   }
   const std::int64_t size = config().block_size;
   std::stable_sort(
@@ -168,7 +167,7 @@ Resuming::Taken Resuming::count_joining(Member& m, const Member& donor) const {
 }
 
 Resuming::Bill Resuming::bill(std::vector<Member>& members) {
-  const auto partitions = static_cast<std::size_t>(pool().num_partitions());
+  const auto partitions = nth(pool().num_partitions());
   Bill due{std::vector<std::int64_t>(partitions), std::vector<std::int64_t>(partitions)};
   std::int64_t most = 1;
   for (const Member& m : members)
@@ -182,7 +181,7 @@ Resuming::Bill Resuming::bill(std::vector<Member>& members) {
       due.held[nth(from)] += count;
     };
     if (m.donor >= 0) {
-      const Taken taken = count_joining(m, members[static_cast<std::size_t>(m.donor)]);
+      const Taken taken = count_joining(m, members[nth(m.donor)]);
       take(partition, taken.nodes);
       take(pool().home(partition), taken.others);
       continue;
@@ -226,7 +225,7 @@ Resuming::Bill Resuming::plan_all(std::vector<Member>& members, Reuse reuse) {
     m.plan.found = m.most;
     measure(m);
     choose_donor(members, i);
-    if (m.donor >= 0) count_joining(m, members[static_cast<std::size_t>(m.donor)]);
+    if (m.donor >= 0) count_joining(m, members[nth(m.donor)]);
   }
   share_ends(members, reuse);
   for (Member& m : members)
@@ -236,7 +235,7 @@ Resuming::Bill Resuming::plan_all(std::vector<Member>& members, Reuse reuse) {
 
 // What grew past the watermark comes back to an empty pool.
 std::vector<std::int64_t> Resuming::held_back(std::vector<Member>& members) {
-  std::vector<std::int64_t> held(static_cast<std::size_t>(pool().num_partitions()));
+  std::vector<std::int64_t> held(nth(pool().num_partitions()));
   if (!config().watermark_blocks) return held;
   const std::vector<Found> kept = [&] {
     std::vector<Found> most;
@@ -265,13 +264,7 @@ void Resuming::resume_together(const Handle* handles, std::int64_t count, std::i
                 "handles must be resumed one by one with uncached windows, got " +
                     std::to_string(count) + " together");
   ++rows().batch_mark;
-  for (std::int64_t i = 0; i < count; ++i) {
-    Sequence& s = use<Admitting>().preempted(handles[i]);
-    if (s.mark == rows().batch_mark)
-      throw Error(ErrorKind::kValue,
-                  "handles must be distinct, got " + std::to_string(handles[i]) + " twice");
-    s.mark = rows().batch_mark;
-  }
+  for (std::int64_t i = 0; i < count; ++i) rows().name_once(use<Admitting>().preempted(handles[i]));
   std::vector<Member> members = members_of(handles, count, num_slots);
   if (read_cache) find_all(members);
   const std::vector<std::int64_t> held = held_back(members);
@@ -308,7 +301,7 @@ void Resuming::resume_together(const Handle* handles, std::int64_t count, std::i
 // Before anything is taken into use, which may drop a ghost; each of them once.
 void Resuming::resolve_ghosts(const std::vector<Member>& members) {
   std::vector<std::pair<int, std::int32_t>> ghosts;
-  std::vector<std::int32_t> room(static_cast<std::size_t>(config().row_width));
+  std::vector<std::int32_t> room(nth(config().row_width));
   for (const Member& m : members) {
     const Sequence& s = *m.sequence;
     const ReuseTracker* past = pool().past(s.partition);
@@ -318,8 +311,7 @@ void Resuming::resolve_ghosts(const std::vector<Member>& members) {
                                                       config().row_width);
     const std::int64_t count = rows().find_ghosts(*past, tokens_of(m), found.num_full, limit,
                                                   found.node, s.extras_ids(), room.data());
-    for (std::int64_t i = 0; i < count; ++i)
-      ghosts.emplace_back(s.partition, room[static_cast<std::size_t>(i)]);
+    for (std::int64_t i = 0; i < count; ++i) ghosts.emplace_back(s.partition, room[nth(i)]);
   }
   std::sort(ghosts.begin(), ghosts.end());
   ghosts.erase(std::unique(ghosts.begin(), ghosts.end()), ghosts.end());
@@ -329,12 +321,12 @@ void Resuming::resolve_ghosts(const std::vector<Member>& members) {
 void Resuming::settle(std::vector<Member>& members, bool read_cache) {
   if (read_cache) resolve_ghosts(members);
   for (Member& m : members)
-    if (m.donor < 0) use<Admitting>().begin_resumed(*m.sequence, m.plan, m.sources);
+    if (m.donor < 0) use<Admitting>().begin_resumed(*m.sequence, m.plan);
   for (Member& m : members) {
     if (m.donor < 0) {
-      use<Admitting>().end_resumed(*m.sequence, m.plan, m.sources);
+      use<Admitting>().end_resumed(*m.sequence, m.plan);
     } else {
-      join(m, members[static_cast<std::size_t>(m.donor)]);
+      join(m, members[nth(m.donor)]);
     }
   }
   // Only now, because members read the tokens of others.

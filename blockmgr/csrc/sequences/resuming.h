@@ -22,7 +22,6 @@ struct Member {
   std::int64_t slots;       // at least so many
   std::int64_t common = 0;  // leading tokens that are those of the member before
   std::vector<NodeId> chain;
-  std::vector<NodeId> sources;  // see Admitting
   Found most;                   // all that the cache serves
   std::int64_t num_whole = 0;   // of it, leading whole blocks
   AdmissionPlan plan;           // unless it has a donor

@@ -31,8 +31,7 @@ std::int64_t Retaining::retain(Handle handle, std::int64_t start, std::int64_t s
 // The full blocks of the prompt that are cached, its last token among them; with further groups of
 // layers, as far as a prompt can continue from them.
 Found Retaining::find_cached(const Prompt& prompt) {
-  if (rows().blocks_for(prompt.num_tokens) > config().row_width)
-    use<Needs>().throw_never_fits(prompt.num_tokens, 0, rows().partition_of(prompt.name));
+  use<Needs>().check_lookup(prompt.num_tokens, prompt.name);
   const std::uint32_t root = index().find_root(prompt.name);
   if (root == kUnknownId) return {};
   const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
@@ -77,8 +76,7 @@ Found Retaining::find_waiting(const Prompt& prompt, NodeId root, const ExtrasIds
 
 std::int64_t Retaining::touch(const Prompt& prompt, const Announce& announce) {
   Call call(rows());
-  if (rows().blocks_for(prompt.num_tokens) > config().row_width)
-    use<Needs>().throw_never_fits(prompt.num_tokens, 0, rows().partition_of(prompt.name));
+  use<Needs>().check_lookup(prompt.num_tokens, prompt.name);
   const std::uint32_t root = index().find_root(prompt.name);
   if (root == kUnknownId) {
     if (announce) announce(0);

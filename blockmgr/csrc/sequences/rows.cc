@@ -34,19 +34,16 @@ int slices_of_full(const Config& config) {
 
 Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const PolicyMaker& make)
     : Store(config, std::move(digester), "manager", make),
-      sequences(static_cast<std::size_t>(config.max_seqs)),
-      shown_tables(static_cast<std::size_t>(config.max_seqs) *
-                   static_cast<std::size_t>(config.row_width) *
-                   static_cast<std::size_t>(slices_of_full(config))),
-      shown_lengths(static_cast<std::size_t>(config.max_seqs)),
-      shown_groups(config.groups.size() * static_cast<std::size_t>(config.max_seqs) *
-                   static_cast<std::size_t>(config.row_width)),
+      sequences(nth(config.max_seqs)),
+      shown_tables(nth(config.max_seqs) * nth(config.row_width) * nth(slices_of_full(config))),
+      shown_lengths(nth(config.max_seqs)),
+      shown_groups(config.groups.size() * nth(config.max_seqs) * nth(config.row_width)),
       computing(sequences.size()),
       recent_hits(config.hit_rate_window),
       first_generation(next_first_generation()),
       config_(with_slices(config)),
       size_(config.block_size),
-      full_slices_(static_cast<std::size_t>(slices_of_full(config))),
+      full_slices_(nth(slices_of_full(config))),
       tables_(shown_tables.size() / full_slices_),
       groups_(std::make_unique<GroupPlaces>(nodes_, index_, pool_, config_.groups,
                                             pool_.num_partitions())),
@@ -68,6 +65,7 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
   for (GroupRow& row : group_rows_) {
     row.first.resize(config.groups.size());
     row.states.resize(config.groups.size(), kNoNode);
+    row.sources.resize(config.groups.size(), kNoNode);
     row.own.resize(config.groups.size());
     for (const int g : replayed) row.own[nth(g)].resize(nth(config.row_width), kNoNode);
     for (const int g : recurrent)
@@ -96,7 +94,7 @@ std::int64_t Rows::watermark(int partition, std::int64_t asked) const {
 const Sequence& Rows::live(Handle handle) const {
   const std::int64_t index = row_of(handle);
   if (handle < 0 || index >= config_.max_seqs) throw UnknownSequence(handle);
-  const Sequence& s = sequences[static_cast<std::size_t>(index)];
+  const Sequence& s = sequences[nth(index)];
   if (s.state == Sequence::kUnused || s.generation != static_cast<std::uint64_t>(handle) >> 32)
     throw UnknownSequence(handle);
   return s;
@@ -119,7 +117,7 @@ const Sequence& Rows::running(Handle handle) const {
 }
 
 Handle Rows::handle_of(std::int64_t row) const {
-  return static_cast<Handle>(sequences[static_cast<std::size_t>(row)].generation) << 32 | row;
+  return static_cast<Handle>(sequences[nth(row)].generation) << 32 | row;
 }
 
 const Sequence& Rows::view(Handle handle) const { return live(handle); }
@@ -127,16 +125,18 @@ const Sequence& Rows::view(Handle handle) const { return live(handle); }
 std::vector<Handle> Rows::handles() const {
   std::vector<Handle> result;
   for (std::int64_t i = 0; i < config_.max_seqs; ++i)
-    if (sequences[static_cast<std::size_t>(i)].state != Sequence::kUnused)
-      result.push_back(handle_of(i));
+    if (sequences[nth(i)].state != Sequence::kUnused) result.push_back(handle_of(i));
   return result;
 }
 
-void Rows::throw_ahead(const Sequence& s, const char* call) const {
+void Rows::refuse(const Sequence& s, const char* call, std::string_view why) const {
   throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
-                                    std::to_string(handle_of(row_of(s))) +
-                                    ": it was committed ahead of this step's forward; take and "
-                                    "apply the step's copies first");
+                                    std::to_string(handle_of(row_of(s))) + ": " + std::string(why));
+}
+
+void Rows::throw_named_twice(const Sequence& s) const {
+  throw Error(ErrorKind::kValue,
+              "handles must be distinct, got " + std::to_string(handle_of(row_of(s))) + " twice");
 }
 
 // What is counted as computed changes only downwards here: the sequence loses tokens, or is to
@@ -153,7 +153,7 @@ void Rows::throw_open_ticket(const char* call) const {
 }
 
 void Rows::show_length(const Sequence& s) noexcept {
-  shown_lengths[static_cast<std::size_t>(row_of(s))] =
+  shown_lengths[nth(row_of(s))] =
       s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
 }
 

@@ -47,6 +47,9 @@ class Rows : public Store {
   // The nodes of a row, as many as its sequence has blocks; what follows them means nothing.
   NodeId* table_at(std::int64_t row) const { return tables_.data() + row * config_.row_width; }
   static std::int64_t row_of(Handle handle) { return handle & 0xffffffff; }
+  // Of a handle that is known to be live.
+  Sequence& at(Handle handle) { return sequences[nth(row_of(handle))]; }
+  const Sequence& at(Handle handle) const { return sequences[nth(row_of(handle))]; }
   int num_sequences() const { return config_.max_seqs - static_cast<int>(unused_rows.size()); }
   bool is_computing(const Sequence& s) const {
     return s.state == Sequence::kRunning && !s.outdated &&
@@ -99,7 +102,18 @@ class Rows : public Store {
   void limit_computed(Sequence& s, std::int64_t most) noexcept;
   void refuse_ahead(const Sequence& s, const char* call) const {
     if (committed_ahead(s)) [[unlikely]]
-      throw_ahead(s, call);
+      refuse(
+          s, call,
+          "it was committed ahead of this step's forward; take and apply the step's copies first");
+  }
+  // Throws that a call cannot be made on a sequence in this step, and why.
+  [[noreturn, gnu::cold]] void refuse(const Sequence& s, const char* call,
+                                      std::string_view why) const;
+  // Of a batch, whose handles must be distinct.
+  void name_once(Sequence& s) {
+    if (s.mark == batch_mark) [[unlikely]]
+      throw_named_twice(s);
+    s.mark = batch_mark;
   }
   // With early commits, what is committed between taking a plan and applying it could be meant for
   // the forward to come or for the one after; the difference decides what may be copied from.
@@ -108,7 +122,7 @@ class Rows : public Store {
       throw_open_ticket(call);
   }
   void set_entry(std::int64_t row, std::int64_t logical, NodeId n) noexcept {
-    const auto at = static_cast<std::size_t>(row * config_.row_width + logical);
+    const auto at = nth(row * config_.row_width + logical);
     tables_[at] = n;
     if (!pool_.is_bare()) [[likely]]
       shown_tables[at * full_slices_] = nodes_.name(n);
@@ -154,9 +168,7 @@ class Rows : public Store {
                     std::int64_t count) noexcept;
   NodeId chain_node(const Sequence& s, std::int64_t logical) const;
   void note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noexcept;
-  GroupRow& group_row(const Sequence& s) const {
-    return group_rows_[static_cast<std::size_t>(row_of(s))];
-  }
+  GroupRow& group_row(const Sequence& s) const { return group_rows_[nth(row_of(s))]; }
 
   // At the end of each call, so that no later one finds anything to settle: a read changes nothing.
   void settle_keeps() noexcept {
@@ -189,7 +201,7 @@ class Rows : public Store {
   template <class, class...>
   friend class Part;
   [[gnu::noinline]] void settle_all() noexcept;
-  [[noreturn]] void throw_ahead(const Sequence& s, const char* call) const;
+  [[noreturn]] void throw_named_twice(const Sequence& s) const;
   [[noreturn]] void throw_open_ticket(const char* call) const;
 
   Config config_;

@@ -22,7 +22,6 @@
 #include "sequences/holding.h"
 #include "sequences/launching.h"
 #include "sequences/naming.h"
-#include "sequences/prefixes.h"
 #include "sequences/reading.h"
 #include "sequences/resuming.h"
 #include "sequences/retaining.h"
@@ -51,7 +50,6 @@ class Sequences : public Rows,
                   public Resuming,
                   public Retaining,
                   public Naming,
-                  public Prefixes,
                   public Explaining,
                   public Launching,
                   public Reading {

@@ -132,7 +132,7 @@ bool Sessions::end_session(std::string_view namespace_name, std::string_view ses
   const std::int64_t count = tip < 0 ? 0 : count_alone(known->policy, tip, ended.num_blocks, 1);
   if (announce) announce(count);
   if (ended.row >= 0) {
-    Sequence& s = rows().sequences[static_cast<std::size_t>(ended.row)];
+    Sequence& s = rows().sequences[nth(ended.row)];
     if (s.session == known->id) s.session = SessionTable::kEnded;
   }
   remove(table, known->id);

@@ -47,13 +47,14 @@ class Sessions : public Part<Sessions, Holding> {
   [[gnu::noinline]] SessionPath path_of(const Sequence& s) const noexcept;
   void end(const Sequence& s, const SessionPath& path) noexcept;
 
- private:
   struct Known {
     RetainingPolicy& policy;
     SessionTable::Id id;
   };
   std::optional<Known> find(const char* call, std::string_view namespace_name,
                             std::string_view session) const;
+
+ private:
   std::int64_t count_superseded(const RetainingPolicy& policy, NodeId tip, std::int64_t num_blocks,
                                 const Found& found) const;
   std::int64_t count_alone(const RetainingPolicy& policy, NodeId tip, std::int64_t most,

@@ -2,6 +2,7 @@
 // what tables show of them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -11,7 +12,22 @@ namespace blockmgr {
 
 class Slices : public Part<Slices> {
  public:
-  Slices() { measure(); }
+  Slices() {
+    const std::int32_t size = config().block_size;
+    const auto full = static_cast<std::int32_t>(rows().full_size());
+    parts_before_.resize(nth(size) + 1);
+    usable_.resize(parts_before_.size());
+    for (std::int32_t n = 0; n <= size; ++n) {
+      std::int32_t& usable = usable_[nth(n)];
+      usable = (n + full - 1) / full * full;
+      for (const int g : growing()) {
+        const Group& group = groups()->group(g);
+        parts_before_[nth(n)] += group.begin < n;
+        if (group.begin < n && n <= group.end)
+          usable = std::min(usable, static_cast<std::int32_t>(group.end));
+      }
+    }
+  }
 
   // What callers see of a group in a row: the block of each unit, and behind it those of the next
   // slices of the group.
@@ -60,7 +76,7 @@ class Slices : public Part<Slices> {
   // The slots that a sequence has if it is given so many: every group has whole blocks.
   std::int64_t usable_slots(std::int64_t slots) const {
     const std::int64_t whole = block_size().whole(slots) * config().block_size;
-    return whole + usable_[static_cast<std::size_t>(slots - whole)];
+    return whole + usable_[nth(slots - whole)];
   }
   // The nodes of so many slots, from the first one on, that have a part in a group of attention.
   std::int64_t units_of(int g, std::int64_t slots) const {
@@ -70,13 +86,10 @@ class Slices : public Part<Slices> {
   // Slices of attention that begin before so many tokens of a path.
   std::int64_t parts_before(std::int64_t slots) const {
     const std::int64_t whole = block_size().whole(slots);
-    return whole * parts_before_.back() +
-           parts_before_[static_cast<std::size_t>(slots - whole * config().block_size)];
+    return whole * parts_before_.back() + parts_before_[nth(slots - whole * config().block_size)];
   }
 
  private:
-  void measure();
-
   // By tokens of a node: slices of attention that begin before them, and the slots that they give.
   std::vector<std::int32_t> parts_before_;
   std::vector<std::int32_t> usable_;

@@ -28,7 +28,7 @@ Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, cons
       retains_(config.retention),
       has_groups_(!config.groups.empty()),
       monitor_(what) {
-  open_steps_.reserve(static_cast<std::size_t>(steps_in_flight_));
+  open_steps_.reserve(nth(steps_in_flight_));
   if (!config.remap && digester_) pool_.keep_twins();
   if (config.event_blocks)
     index_.follow(std::make_unique<EventLog>(nodes_, config.event_blocks, config.full_group,
@@ -101,6 +101,14 @@ void Store::throw_out_of_blocks(std::int64_t needed, int partition) const {
   throw OutOfBlocks(needed, available(partition), 0, pool_.is_bare() && !partition);
 }
 
+void Store::throw_no_block(std::int64_t id, std::int64_t position) const {
+  std::string message = (position < 0 ? "block must be in [" : "blocks must be in [") +
+                        std::to_string(pool_.num_reserved()) + ", " +
+                        std::to_string(pool_.num_blocks()) + "), got " + std::to_string(id);
+  if (position >= 0) message += " at index " + std::to_string(position);
+  throw Error(ErrorKind::kValue, message);
+}
+
 // One reference to what a copy is pending into goes.
 void Store::release_destination(NodeId b) noexcept {
   if (nodes_.uses(b).ref_count == 1) copies_.drop(b);
@@ -132,7 +140,7 @@ std::int64_t Store::find_ghosts(const ReuseTracker& past, const Token* tokens, s
 
 void Store::check_launch() const {
   check_resolved(copies_.in_flight(), last_ticket_);
-  if (steps_in_flight_ && open_steps_.size() == static_cast<std::size_t>(steps_in_flight_))
+  if (steps_in_flight_ && open_steps_.size() == nth(steps_in_flight_))
     throw Error(ErrorKind::kStep, std::to_string(open_steps_.size()) +
                                       " steps are in flight, as many as steps_in_flight allows; "
                                       "call complete first");
@@ -146,7 +154,7 @@ std::int64_t Store::take_copies(std::vector<BlockCopy>& copies) {
 std::int64_t Store::take_plan(std::vector<BlockCopy>& copies) {
   check_launch();
   copies_.reserve();
-  copies.resize(static_cast<std::size_t>(copies_.num_pending()));
+  copies.resize(nth(copies_.num_pending()));
   auto out = copies.begin();
   for (const Copy& copy : copies_.take())
     if (!pool_.is_bare(copy.destination)) [[likely]]

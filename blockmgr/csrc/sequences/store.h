@@ -160,6 +160,13 @@ class Store {
   }
   [[noreturn]] void throw_out_of_blocks(std::int64_t needed, int partition) const;
 
+  // The node that has this block; kNoNode: it is free. Throws for what is no block. position: of
+  // the block in a list, for the message; -1: it stands alone.
+  NodeId checked_block(std::int64_t id, std::int64_t position) const {
+    if (id < pool_.num_reserved() || id >= pool_.num_blocks()) [[unlikely]]
+      throw_no_block(id, position);
+    return nodes_.owner(id);
+  }
   // Whether a write into this block would be seen by others.
   bool is_shared(NodeId b) const { return nodes_.uses(b).ref_count > 1 || nodes_[b].keyed(); }
   // Moves a reference from a shared block to a fresh one, which takes over the leading num_known
@@ -235,6 +242,7 @@ class Store {
   friend class Audit;
   template <class, class...>
   friend class Part;
+  [[noreturn]] void throw_no_block(std::int64_t id, std::int64_t position) const;
   void release_destination(NodeId b) noexcept;
   void name_partitions(const StoreConfig& config);
   void observe(const StoreConfig& config, const PolicyMaker& make);
