@@ -59,7 +59,7 @@ class Pool {
 
   int num_blocks() const { return nodes_.num_blocks - num_bare_; }
   int num_reserved() const { return num_reserved_; }
-  int capacity() const { return num_blocks() - num_reserved_; }
+  int capacity() const { return capacity_; }
   int available() const {
     if (is_bare()) [[unlikely]]
       return apart_[0].available();
@@ -392,6 +392,7 @@ class Pool {
   PrefixIndex& index_;
   int num_reserved_;
   int num_bare_;
+  int capacity_;
   Partition common_;
   std::vector<Partition> apart_;
   std::unique_ptr<std::uint16_t[]>

@@ -291,7 +291,8 @@ void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
 // and extra keys may be unknown.
 AdmissionPlan Admitting::plan_prompt(const Prompt& prompt, int partition, std::int64_t held_back) {
   const std::uint32_t root = index().find_root(prompt.name);
-  const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
+  ExtrasIds extras;
+  if (!prompt.extras.empty()) extras = known_extras(index().extras(), prompt.extras);
   const NodeId node = root == kUnknownId ? kNoNode : root_node(root);
   const Applicant applicant{node,
                             &extras,

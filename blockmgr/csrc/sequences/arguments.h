@@ -20,8 +20,8 @@ inline constexpr int kMaxExtraBlocks = 1024;  // slots for drafts beside a state
 inline constexpr int kMinDigest = 8;
 inline constexpr std::size_t kMaxBytes = 1024;  // of a namespace or an extra key
 
-[[noreturn]] void throw_bounds(std::string_view name, std::int64_t value, std::int64_t low,
-                               std::int64_t high);
+[[noreturn, gnu::cold]] void throw_bounds(std::string_view name, std::int64_t value,
+                                          std::int64_t low, std::int64_t high);
 inline void check_bounds(std::string_view name, std::int64_t value, std::int64_t low,
                          std::int64_t high) {
   if (value < low || value > high) [[unlikely]]

@@ -45,6 +45,7 @@ NodeId GroupTables::take_part_run(const Sequence& s, int g, std::int64_t from, s
 
 // A row is zero where the sequence has no part.
 void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
+  const NodeId* t = rows().table(s);
   const GroupRow& row = rows().group_row(s);
   each_single([&](int g) {
     const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
@@ -59,9 +60,23 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
   for (const int g : growing()) {
     const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
     const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
-    for (std::int64_t unit = std::max<std::int64_t>(from, row.first[nth(g)]); unit < until; ++unit)
-      out[unit] = number(nodes().block(block_of(s, g, unit)));
+    const auto show_all = [&](const auto& block_of) {
+      for (std::int64_t unit = std::max<std::int64_t>(from, row.first[nth(g)]); unit < until;
+           ++unit)
+        out[unit] = number(nodes().block(block_of(unit)));
+    };
+    if (groups()->group(g).is_attention()) {
+      show_all([&](std::int64_t unit) { return groups()->part(g, t[unit]); });
+    } else {
+      show_all([&](std::int64_t unit) { return row.own[nth(g)][nth(unit)]; });
+    }
   }
+}
+
+void GroupTables::throw_loading(const Sequence& s, const char* call) const {
+  rows().refuse(s, call,
+                "its first " + std::to_string(rows().group_row(s).num_loaded) +
+                    " tokens are being loaded; commit them first");
 }
 
 // Gives back what no query to come reads.

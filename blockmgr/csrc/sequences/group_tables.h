@@ -65,9 +65,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   // A sequence does nothing else before what is loaded is committed.
   void refuse_loading(const Sequence& s, const char* call) const {
     if (s.loads) [[unlikely]]
-      rows().refuse(s, call,
-                    "its first " + std::to_string(rows().group_row(s).num_loaded) +
-                        " tokens are being loaded; commit them first");
+      throw_loading(s, call);
   }
   void refuse_moved(const Sequence& s, const char* call) const {
     refuse_loading(s, call);
@@ -125,6 +123,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   std::int64_t num_dropped(const Sequence& s, std::vector<NodeId>& parts) const;
 
  private:
+  [[noreturn, gnu::cold]] void throw_loading(const Sequence& s, const char* call) const;
   [[gnu::noinline]] std::int64_t count_to_grow(const Sequence& s, std::int64_t slots,
                                                std::int64_t moved) const;
   [[gnu::noinline]] int count_unwritten(NodeId node) const;

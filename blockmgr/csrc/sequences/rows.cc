@@ -85,7 +85,7 @@ std::size_t Rows::memory() const {
   return total;
 }
 
-std::int64_t Rows::watermark(int partition, std::int64_t asked) const {
+std::int64_t Rows::share_of_watermark(int partition, std::int64_t asked) const {
   const std::int64_t all =
       asked < 0 ? config_.watermark_blocks : std::min<std::int64_t>(asked, pool_.capacity());
   return partitions_.empty() ? all : all * pool_.partition(partition).capacity / pool_.capacity();

@@ -163,7 +163,11 @@ class Rows : public Store {
   }
   // Blocks held back from admission: of a partition, its share of all, rounded down. asked: all
   // that are held back in this call; -1: as the config says.
-  std::int64_t watermark(int partition, std::int64_t asked = -1) const;
+  std::int64_t watermark(int partition, std::int64_t asked = -1) const {
+    if (asked < 0 && partitions_.empty()) [[likely]]
+      return config_.watermark_blocks;
+    return share_of_watermark(partition, asked);
+  }
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;
   NodeId chain_node(const Sequence& s, std::int64_t logical) const;
@@ -201,7 +205,8 @@ class Rows : public Store {
   template <class, class...>
   friend class Part;
   [[gnu::noinline]] void settle_all() noexcept;
-  [[noreturn]] void throw_named_twice(const Sequence& s) const;
+  std::int64_t share_of_watermark(int partition, std::int64_t asked) const;
+  [[noreturn, gnu::cold]] void throw_named_twice(const Sequence& s) const;
   [[noreturn]] void throw_open_ticket(const char* call) const;
 
   Config config_;

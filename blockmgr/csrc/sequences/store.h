@@ -242,7 +242,7 @@ class Store {
   friend class Audit;
   template <class, class...>
   friend class Part;
-  [[noreturn]] void throw_no_block(std::int64_t id, std::int64_t position) const;
+  [[noreturn, gnu::cold]] void throw_no_block(std::int64_t id, std::int64_t position) const;
   void release_destination(NodeId b) noexcept;
   void name_partitions(const StoreConfig& config);
   void observe(const StoreConfig& config, const PolicyMaker& make);
