@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from blockmgr.lab.curve import hit_rate_curve
 from blockmgr.lab.replay import ReplayConfig, ReplayResult, replay
+from blockmgr.lab.replay_config import different_configs
 from blockmgr.lab.study import attainable
 from blockmgr.lab.sweep import largest_request_blocks
 from blockmgr.shapes import ELEMENTS
@@ -194,10 +195,10 @@ def plan(
 
     Raises:
         ValueError: No block size reaches a hit rate; the message gives the attainable one. Or the
-            trace cannot be cut into blocks of such a size.
+            trace cannot be cut into blocks of such a size, or a config is given twice.
     """
     step = advance or (lambda: None)
-    settings = [config] if isinstance(config, ReplayConfig) else list(config)
+    settings = different_configs(config)
     pools: list[_OnCurve | PoolSearch] = []
     for setting in settings:
         pools.append(

@@ -6,7 +6,7 @@ states which, by the name that ``--hints`` takes; ``blockmgr.lab.hints.Clients``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -41,6 +41,7 @@ __all__ = [
     "Progress",
     "ReplayConfig",
     "check_one_group",
+    "different_configs",
 ]
 
 HintName = Literal["none", "session", "tool", "ended_session", "truth"]
@@ -287,3 +288,17 @@ def check_one_group(config: ReplayConfig, what: str) -> None:
             "group lacks a block, so hits do not follow from one order of blocks; replay at "
             "several pool sizes instead (sweep)"
         )
+
+
+def different_configs(config: ReplayConfig | Sequence[ReplayConfig]) -> list[ReplayConfig]:
+    """One config, or several in order.
+
+    Raises:
+        ValueError: There is none, or one is given twice.
+    """
+    configs = [config] if isinstance(config, ReplayConfig) else list(config)
+    if not configs:
+        raise ValueError("config must be a config or several, got none")
+    if len(set(configs)) < len(configs):
+        raise ValueError("configs must differ, got one of them twice")
+    return configs

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.lab.demand import held_blocks
-from blockmgr.lab.replay_config import ReplayConfig
+from blockmgr.lab.replay_config import ReplayConfig, different_configs
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.stored import StoredRequests
 from blockmgr.lab.workers import Advance, workers_on
@@ -166,13 +166,14 @@ def sweep(
 
     Raises:
         ValueError: Every pool is smaller than the largest request, ``jobs`` or ``warmup`` is out of
-            bounds, there is no such policy, or the trace cannot be cut into blocks of such a size.
+            bounds, there is no such policy, a config is given twice, or the trace cannot be
+            cut into blocks of such a size.
         ChildProcessError: A process was killed three times while no task ended.
         ClusterLostError: The cluster does not answer, or has stopped answering.
         MissingExtraError: There is a cluster, and the extra ``ray`` is not installed.
     """
     told = advance or (lambda: None)
-    settings = [config] if isinstance(config, ReplayConfig) else list(config)
+    settings = different_configs(config)
     sizes = tuple(capacities)
     with workers_on(trace, jobs, warmup) as workers:
         ceilings = workers.run([(Replays.attainable, setting) for setting in settings], told)

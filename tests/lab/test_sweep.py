@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
 from blockmgr.lab.optimum import optimum
+from blockmgr.lab.planning import plan
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import attainable, parse_capacities
 from blockmgr.lab.sweep import Sweep, largest_request_blocks, num_tasks, sweep
@@ -126,3 +128,18 @@ def test_bad_arguments_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         sweep(trace, CAPACITIES, CONFIG, **{"jobs": jobs, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ([], "config must be a config or several, got none"),
+        ([CONFIG, CONFIG], "configs must differ, got one of them twice"),
+        ([CONFIG, replace(CONFIG)], "configs must differ, got one of them twice"),
+    ],
+)
+def test_several_configs_differ(trace: Trace, configs: list[ReplayConfig], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sweep(trace, CAPACITIES, configs)
+    with pytest.raises(ValueError, match=message):
+        plan(trace, [Fraction(1, 10)], configs)
