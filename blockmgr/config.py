@@ -412,7 +412,7 @@ class ManagerConfig:
         check_block_sizes(self.groups, self.block_size)
         self._check_bare()
         check_rings(self.groups, self.max_rollback_tokens)
-        check_replay(self.groups, self.early_commit)
+        check_replay(self.groups)
         extra = max(map(extra_blocks_of, self.groups))
         if extra >= self.row_width:
             raise ValueError(

@@ -360,16 +360,14 @@ def refuse_uncached(groups: Iterable[Group], whose: str) -> None:
             )
 
 
-def check_replay(groups: Sequence[Group], early_commit: bool) -> None:
-    """Checks that it is committed after its forward, and that it is all that rings read.
+def check_replay(groups: Sequence[Group]) -> None:
+    """Checks that it is all that rings read.
 
     Raises:
         ValueError: It is not.
     """
     if not (replay := max(map(replay_of, groups), default=0)):
         return
-    if early_commit:
-        raise ValueError("early_commit must be False with uncached windows, got True")
     for position, group in enumerate(groups):
         if isinstance(group, Ring) and group.restart > replay + 1:
             raise ValueError(

@@ -377,7 +377,7 @@ class ModelAdmission(ModelSteps):
                 table.append(own)
             table += [next(fresh) for _ in range(units - len(table))]
         seq.computed = seq.cached = plan.cached
-        seq.since = seq.farthest = seq.replayed = start
+        seq.since = seq.farthest = seq.replayed = seq.begun = start
         seq.again = (start, plan.cached) if self.replay else (0, 0)
         seq.promoted = plan.cached // self.size
         seq.stands, seq.moves, seq.preempted, seq.slot = True, 0, False, 0

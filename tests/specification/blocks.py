@@ -132,10 +132,12 @@ class Seq:
     farthest: int = 0  # up to here, launched forwards may have written them
     again: tuple[int, int] = (0, 0)  # computed again, for uncached groups alone: see ``computed``
     replayed: int = 0  # up to here, they are
+    begun: int = 0  # of those, what was not committed early in this step
 
     row = property(lambda self: self.handle & 0xFFFFFFFF)
     num_tokens = property(lambda self: len(self.tokens))
     replays = property(lambda self: self.replayed < self.again[1])
+    begins = property(lambda self: self.begun if self.begun < self.again[1] else self.settled)
     num_computed_tokens = property(lambda s: s.replayed if s.replays else s.computed)
     num_replayed_tokens = property(lambda self: self.again[1] - self.again[0])
     num_cached_tokens = property(lambda self: self.cached - self.num_replayed_tokens)

@@ -602,7 +602,8 @@ class ModelBoundaries(ModelResuming):
                 if None in seq.tables[group][self.first_unit(kind, seq.settled) :]:
                     found.append(f"sequence {seq.handle} has a gap in group {group}")
             for group, kind in self.uncached():
-                first = seq.replayed if seq.replays else kind.first_read(seq.settled)
+                again = seq.begins < seq.again[1]
+                first = seq.begins if again else kind.first_read(seq.settled)
                 own = seq.tables[group][first // self.size :]
                 if None in own or any(b.content or self.references(b) > 1 for b in own if b):
                     found.append(f"sequence {seq.handle} lacks or shares blocks of group {group}")

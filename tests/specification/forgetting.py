@@ -211,7 +211,7 @@ class ModelForgetting(ModelAdmission):
 
     def promises(self, seq: Seq) -> bool:
         """Whether other sequences may rely on what its next forward writes."""
-        return seq.computed > seq.settled
+        return seq.computed > seq.settled or seq.replayed > seq.begun
 
     def check_not_promised(self, seq: Seq) -> None:
         if self.promises(seq):
@@ -244,7 +244,7 @@ class ModelForgetting(ModelAdmission):
                     self.forget_after(block.content[1], set())
                 else:
                     self.lose(block)
-        seq.promoted = min(seq.promoted, first)
+        seq.promoted, seq.replayed = min(seq.promoted, first), seq.begun
         self.limit_computed(seq, seq.settled)
         self.settle()
 

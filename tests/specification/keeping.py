@@ -20,7 +20,7 @@ class ModelKeeping(ModelForgetting):
 
         within: a state may be kept within a unit.
         """
-        is_settled = seq.settled == seq.computed
+        is_settled = not self.promises(seq)
         if is_settled and self.confirms(seq):
             seq.stands, seq.moves = True, 0
         self.promote(seq)
@@ -121,7 +121,7 @@ class ModelKeeping(ModelForgetting):
             first = self.first_unit(kind, max(0, seq.settled - self.lookahead))
             table = seq.tables[group]
             table[:first] = [None] * min(first, len(table))
-        for group, kind in () if seq.replays else self.uncached():
+        for group, kind in () if seq.begins < seq.again[1] else self.uncached():
             first = self.first_unit(kind, max(0, seq.settled - self.lookahead))
             table = seq.tables[group]
             table[:first] = [None] * min(first, len(table))
@@ -332,7 +332,7 @@ class ModelKeeping(ModelForgetting):
         for group in self.growing():
             del seq.tables[group][min(covered) :]
         seq.again = (min(seq.again[0], length), min(seq.again[1], length))
-        seq.replayed = min(seq.replayed, length)
+        seq.replayed = seq.begun = min(seq.replayed, length)
         if length < before or not seq.stands:
             for group in self.recurrent() if length else ():
                 source = self.state_to_go_back_to(seq, group, length)

@@ -231,8 +231,11 @@ class Specification(ModelKeeping):
         n = whole("num_computed_tokens", num_computed_tokens, seq.num_computed_tokens, high)
         with self.call():
             seq.replayed = min(n, seq.again[1])
+            if not self.early:
+                seq.begun = seq.replayed
             if seq.replays:  # nothing else changes (G20)
-                seq.stands, seq.moves = (True, 0) if self.confirms(seq) else (False, seq.moves)
+                if not self.promises(seq) and self.confirms(seq):
+                    seq.stands, seq.moves = True, 0
                 return
             seq.computed = n
             if not self.early:
@@ -301,7 +304,7 @@ class Specification(ModelKeeping):
             self.take_growth(seqs, wanted)
         for seq in seqs:
             with self.call():
-                seq.replayed = seq.again[1]
+                seq.replayed = seq.begun = seq.again[1]
                 self.follow(seq, within=False)
         if drops_first:
             self.take_growth(seqs, wanted)
@@ -394,6 +397,7 @@ class Specification(ModelKeeping):
         child.slot = 0 if fresh else parent.slot
         child.since, child.farthest = parent.since, parent.farthest
         child.again, child.replayed = parent.again, parent.replayed
+        child.begun = parent.begun
         child.stops, child.named = set(parent.stops), set(parent.named)
         child.diverges, child.last = parent.diverges, parent.last
         child.retained_end, child.prompt_end = parent.retained_end, parent.prompt_end
@@ -430,7 +434,7 @@ class Specification(ModelKeeping):
             for group in self.growing():
                 self.shorten(seq.tables[group], self.num_entries(group, n))
             if self.promises(seq):
-                return before
+                return seq.num_computed_tokens
             most = min(before, n)
             length = next(p for p in range(most, -1, -1) if self.can_fall_to(seq, p, before))
             self.fall_to(seq, length, before)
@@ -462,7 +466,7 @@ class Specification(ModelKeeping):
             self.settle()  # its end gets the requested level
             seq.retained, seq.retained_end, seq.last = {}, 0, 0
             seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
-            seq.again, seq.replayed = (0, 0), 0
+            seq.again, seq.replayed, seq.begun = (0, 0), 0, 0
             seq.prompt_end = max({seq.prompt_end} & seq.stops, default=0)
             seq.stops, seq.named = set(), set()
             seq.preempted, seq.outdated = True, False

@@ -91,9 +91,7 @@ class ModelSteps(ModelBlocks):
         self.moved = [
             seq
             for seq in self.seqs.values()
-            if not seq.preempted
-            and (seq.replayed if seq.replays else seq.settled)
-            < min(len(seq.tokens), self.num_slots(seq))
+            if not seq.preempted and seq.begins < min(len(seq.tokens), self.num_slots(seq))
         ]
         for seq in self.moved:
             seq.stands, seq.moves = False, seq.moves + 1
@@ -120,6 +118,7 @@ class ModelSteps(ModelBlocks):
             block.unwritten = 0
         for seq in self.seqs.values():
             seq.settled = seq.written = seq.computed
+            seq.begun = seq.replayed
         self.settle()
 
     def copies_aborted(self, ticket: int) -> None:

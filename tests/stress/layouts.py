@@ -382,6 +382,7 @@ class LayoutWorld(World):
             del entry.tokens[num_tokens:], entry.prefixes[num_tokens:]
             if answer[0] < entry.left_off:
                 self.lose_launched(entry)
+            entry.start = min(entry.start, answer[0])
             if answer[0] < entry.slot_at:
                 self.take_slot(entry, entry.placed, answer[0])
             self.hand(entry)

@@ -338,7 +338,7 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
         "quotas": quotas,
         "eviction": rng.choice(["lru", "lru", rng.choice(EVICTION_POLICIES)]),
         "steps_in_flight": in_flight,
-        "early_commit": rng.random() < 0.3 and not any("replay" in name for name in layout),
+        "early_commit": rng.random() < 0.3,
         "max_rollback_tokens": 0 if has_states else min(back, rng.choice([0, 0, 2, 12])),
         "dedup": dedup,
         "retention": (retention := rng.random() < 0.5),

@@ -144,8 +144,9 @@ class Audit : public BlockAudit {
       BLOCKMGR_EXPECT(nodes_.uses(block).ref_count == 1 && !nodes_[block].keyed(),
                       what + " shares what nobody finds");
     }
-    const std::int64_t due = core_.replays(s) ? core_.groups_->unit_at(g, row.replayed)
-                                              : core_.groups_->first_unit(g, core_.settled(s));
+    const std::int64_t begins = core_.begins(s);
+    const std::int64_t due = begins < row.hit ? core_.groups_->unit_at(g, begins)
+                                              : core_.groups_->first_unit(g, begins);
     BLOCKMGR_EXPECT(first <= due, what + " has given back what it reads");
     BLOCKMGR_EXPECT(
         row.start <= row.replayed && row.replayed <= row.hit && row.hit <= s.num_computed,
@@ -227,7 +228,7 @@ std::string Sequences::fingerprint() const {
   std::string out = block_fingerprint(nodes_, index_, pool_, copies_);
   for (const Sequence& s : sequences) {
     put_numbers(out, s.generation - first_generation, s.state, s.num_blocks, s.num_chained,
-                s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), s.root,
+                s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), begins(s), s.root,
                 s.partition, s.num_waiting(), s.outdated, computed(s));
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);

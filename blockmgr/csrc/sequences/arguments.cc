@@ -170,17 +170,17 @@ static void check_each(const Config& config, const std::vector<Group>& groups) {
 }
 
 // Checks what windows that are computed again need of the other groups.
-static void check_replay(const Config& config, const std::vector<Group>& groups, bool bare) {
+static void check_replay(const std::vector<Group>& groups, bool bare) {
   std::int64_t replay = 0;
   for (const Group& group : groups) replay = std::max(replay, group.replay);
   if (!replay) return;
   const auto lacks = [&](const Group& group) {
     return group.recurrent() || (group.is_ring() && group.restart > replay + 1);
   };
-  if (bare || config.early_commit || std::any_of(groups.begin(), groups.end(), lacks))
+  if (bare || std::any_of(groups.begin(), groups.end(), lacks))
     bad_value(
-        "groups with replay need full attention and early_commit=False, no states beside them, and "
-        "rings that restart within it");
+        "groups with replay need full attention, no states beside them, and rings that restart "
+        "within it");
 }
 
 void set_groups(Config& config, const std::vector<Group>& groups) {
@@ -199,7 +199,7 @@ void set_groups(Config& config, const std::vector<Group>& groups) {
   if (bare && first([](const Group& group) { return !group.is_ring(); }) == end)
     bad_value("groups must have one that is no ring, got none");
   check_each(config, groups);
-  check_replay(config, groups, bare);
+  check_replay(groups, bare);
   if (!groups.empty() && (!config.null_block || !config.prefix_caching || config.ghost_blocks))
     bad_value("groups need null_block, prefix_caching and no ghost_blocks");
   if (groups.empty()) check_bounds("max_rollback_tokens", config.max_rollback, 0, 0);

@@ -283,6 +283,12 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   check_bounds("num_computed_tokens", num_computed, least, most);
   PromotionPlan& plan = plan_;
   plan.clear();
+  if (config().early_commit && s.early_step != step()) {
+    s.early_step = step();
+    s.num_settled = s.num_written = s.num_computed;
+    if (!replayed().empty()) [[unlikely]]
+      rows().group_row(s).begun = rows().group_row(s).replayed;
+  }
   if (has_groups()) [[unlikely]] {
     if (s.loads)
       check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
@@ -294,10 +300,6 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
     reserve_remaps(plan);
   }
 
-  if (config().early_commit && s.early_step != step()) {
-    s.early_step = step();
-    s.num_settled = s.num_written = s.num_computed;
-  }
   s.num_computed = num_computed;
   promote_all(plan);
   if (has_groups()) use<GroupEnds>().commit_groups(s);

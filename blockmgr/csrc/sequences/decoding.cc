@@ -231,7 +231,7 @@ void Decoding::commit_decoded(const Handle* handles, std::int64_t count,
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = rows().at(handles[i]);
     if (!replayed().empty()) [[unlikely]]
-      use<GroupTables>().replay_to(s, s.num_computed);
+      use<GroupTables>().end_replay(s);
     use<GroupTables>().note_state(s);
     use<GroupTables>().drop_windows(s);
   }

@@ -216,7 +216,7 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
   }
   row.hit = std::min(row.hit, length);
   row.start = std::min(row.start, length);
-  row.replayed = std::min(row.replayed, length);
+  row.replayed = row.begun = std::min(row.replayed, length);
   if (length < before || !row.stands) {
     row.stands = true;
     row.moves = 0;

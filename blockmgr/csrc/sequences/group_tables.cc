@@ -100,7 +100,7 @@ bool GroupTables::tells_state(const Sequence& s) const {
 }
 
 void GroupTables::note_state(Sequence& s) noexcept {
-  if (rows().settled(s) != s.num_computed || !tells_state(s)) return;
+  if (rows().committed_ahead(s) || !tells_state(s)) return;
   rows().group_row(s).stands = true;
   rows().group_row(s).moves = 0;
 }
@@ -255,7 +255,7 @@ void GroupTables::drop_states(Sequence& s) noexcept {
     other = kNoNode;
   }
   GroupRow& row = rows().group_row(s);
-  row.start = row.hit = row.replayed = 0;
+  row.start = row.hit = row.replayed = row.begun = 0;
 }
 
 NodeId* GroupTables::others_of(const Sequence& s, int g) const {
@@ -333,7 +333,7 @@ void GroupTables::begin_replay(const Sequence& s) noexcept {
   if (!groups()->replay()) return;
   GroupRow& row = rows().group_row(s);
   row.hit = s.num_computed;
-  row.start = row.replayed = groups()->start_of(row.hit);
+  row.start = row.replayed = row.begun = groups()->start_of(row.hit);
   for (const int g : replayed()) {
     row.first[nth(g)] = static_cast<std::int32_t>(first_own(g, row.hit));
     take_own(s, g, row.first[nth(g)], use<Slices>().units_of(g, rows().num_slots(s)));
@@ -347,6 +347,12 @@ bool GroupTables::replay_to(Sequence& s, std::int64_t num_computed) noexcept {
   if (num_computed >= row.hit) return false;
   note_state(s);
   return true;
+}
+
+// An earlier forward has computed all up to its hit.
+void GroupTables::end_replay(const Sequence& s) noexcept {
+  GroupRow& row = rows().group_row(s);
+  row.replayed = row.begun = row.hit;
 }
 
 void GroupTables::take_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept {
@@ -371,7 +377,7 @@ void GroupTables::drop_own(const Sequence& s, int g, std::int64_t from, std::int
 
 // What no query from this one on reads; nothing while it is computed again.
 void GroupTables::drop_own_windows(const Sequence& s, std::int64_t from) noexcept {
-  if (rows().replays(s)) return;
+  if (rows().begins(s) < rows().group_row(s).hit) return;
   for (const int g : replayed()) {
     std::int32_t& first = rows().group_row(s).first[nth(g)];
     const auto until = static_cast<std::int32_t>(groups()->first_unit(g, from));
@@ -397,7 +403,7 @@ std::int64_t GroupTables::blocks_to_fork(const Sequence& parent) const {
 void GroupTables::fork_own(const Sequence& model, const GroupRow& from, GroupRow& to) noexcept {
   to.start = from.start;
   to.hit = from.hit;
-  to.replayed = from.replayed;
+  to.replayed = to.begun = from.replayed;
   const std::int64_t size = config().block_size;
   const std::int64_t computed = to.replayed < to.hit ? to.replayed : model.num_computed;
   for (const int g : replayed()) {

@@ -97,6 +97,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   }
   void begin_replay(const Sequence& s) noexcept;
   bool replay_to(Sequence& s, std::int64_t num_computed) noexcept;
+  void end_replay(const Sequence& s) noexcept;
   void take_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   std::int64_t blocks_to_fork(const Sequence& parent) const;
   void fork_own(const Sequence& model, const GroupRow& from, GroupRow& to) noexcept;

@@ -31,8 +31,7 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
   if (!num_singles()) return;
   for (const Sequence& s : rows().sequences) {
     if (s.state != Sequence::kRunning) continue;
-    const std::int64_t from = rows().replays(s) ? rows().computed(s) : rows().settled(s);
-    if (from >= std::min(s.num_tokens, rows().num_slots(s))) continue;
+    if (rows().begins(s) >= std::min(s.num_tokens, rows().num_slots(s))) continue;
     if (s.loads) continue;  // no forward before that is committed
     moved_.push_back(rows().handle_of(rows().row_of(s)));
     move_states(s);

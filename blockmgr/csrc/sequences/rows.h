@@ -88,11 +88,21 @@ class Rows : public Store {
   std::int64_t computed(const Sequence& s) const {
     return replays(s) ? group_row(s).replayed : s.num_computed;
   }
+  // Where the forward of this step begins.
+  std::int64_t begins(const Sequence& s) const {
+    if (replayed.empty()) return settled(s);
+    const GroupRow& row = group_row(s);
+    const std::int64_t begun = s.early_step == step_ ? row.begun : row.replayed;
+    return begun < row.hit ? begun : settled(s);
+  }
   // Of the tokens found, those that are computed again.
   std::int64_t num_replayed(const Sequence& s) const {
     return group_row(s).hit - group_row(s).start;
   }
-  bool committed_ahead(const Sequence& s) const { return s.num_computed > settled(s); }
+  bool committed_ahead(const Sequence& s) const {
+    return s.early_step == step_ && (s.num_computed > s.num_settled ||
+                                     (!replayed.empty() && group_row(s).replayed > group_row(s).begun));
+  }
   std::int64_t settled(const Sequence& s) const {
     return s.early_step == step_ ? s.num_settled : s.num_computed;
   }
