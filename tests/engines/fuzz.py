@@ -83,6 +83,14 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
 }
 if HAS_RINGS:
     GROUPED |= {
+        "replay": ("again", {"debug": 1}),
+        "replay, partial": ("again", {"min_partial_tokens": 1, "debug": 1}),
+        "replay, uncached": ("again", {"debug": 1}),
+        "replay, quotas": ("again", {"quotas": {"tenant": 12}, "debug": 1}),
+        "replay, eagle": ("again", {"debug": 1}),
+        "replay, rings": ("again, ring", {"debug": 1}),
+        "sizes, replay": ("again", {"debug": 1}),
+        "sizes, replay, rings": ("again, ring", {"debug": 1}),
         "rings": ("ring", {"debug": 1}),
         "rings, uncached": ("ring", {"debug": 1}),
         "rings, quotas": ("ring", {"quotas": {"tenant": 8}, "debug": 1}),
@@ -95,7 +103,9 @@ if HAS_RINGS:
 
 
 # Requests find other numbers of tokens than with vLLM's own manager, so steps are others.
-FINDS_MORE = ("windows, eagle", "sizes, eagle", "windows, partial, eagle", "bare, eagle")
+FINDS_MORE = (
+    "windows, eagle", "sizes, eagle", "windows, partial, eagle", "bare, eagle", "replay, eagle",
+)  # fmt: skip
 # Behind what was loaded, the managers find other prefixes, and vLLM's own reads wrong K/V.
 APART = ("windows, connector", "chunks, connector", "sizes, connector", "bare, connector")
 

@@ -28,9 +28,12 @@ class Layers:
     """One group.
 
     Attributes:
-        kind: ``full``, ``window``, ``chunk``, ``state`` or ``ring``.
+        kind: ``full``, ``window``, ``again`` (a window that is not cached), ``chunk``, ``state`` or
+            ``ring``.
         width: Tokens of the window or of the chunk; of a ring, those that become one entry.
         scale: Its block size, in multiples of the smallest one.
+        rows: Of a ring, the entries whose tokens it holds: those of the one before, too, if these
+            are compressed as well (DeepSeek-V4.1).
         is_latent: Whether it has vLLM's specs of latent attention, with 4 tokens an entry in full
             attention, as DeepSeek-V4.
     """
@@ -38,13 +41,26 @@ class Layers:
     kind: str
     width: int = 0
     scale: int = 1
+    rows: int = 1
     is_latent: bool = False
+
+    @property
+    def is_found(self) -> bool:
+        """Whether prompts find its blocks."""
+        return self.kind not in {"ring", "again"}
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it has a block for some tokens."""
+        return self.kind not in {"ring", "state"}
 
     def first_read(self, position: int) -> int:
         """The first position that the query at this position reads."""
-        if self.kind == "window":
+        if self.kind in {"window", "again"}:
             return max(0, position - self.width + 1)
-        return position - position % self.width if self.kind in ("chunk", "ring") else 0
+        if self.kind == "ring":
+            return max(0, position - position % self.width - (self.rows - 1) * self.width)
+        return position - position % self.width if self.kind == "chunk" else 0
 
     def size(self, block_size: int, drafts: int = 0) -> int:
         """Tokens of its blocks: a ring holds those that wait, and the drafts of a step.
@@ -54,7 +70,8 @@ class Layers:
             drafts: Most draft tokens of a step.
         """
         if self.kind == "ring":
-            most = self.width + drafts  # models round up, so that a ring divides their blocks
+            # Models round up, so that a ring divides their blocks.
+            most = self.rows * self.width + drafts
             return self.width << ((most - 1) // self.width).bit_length()
         return block_size * self.scale
 
@@ -85,16 +102,19 @@ class Layers:
             )
         if self.kind == "ring":
             return kv_cache_interface.CircularBufferSpec(head_size_v=0, **common)
-        if self.is_latent:
-            window = self.kind == "window"
-            kind = SlidingWindowMLASpec if window else MLAAttentionSpec
-            more = {"sliding_window": self.width} if window else {"tokens_per_state": 4}
-            return kind(**more, **common)
+        if self.is_latent or self.kind == "again":
+            return self._as_latent(common)
         if self.kind == "window":  # with decode context parallelism, each rank has all of it
             return SlidingWindowSpec(sliding_window=self.width, dcp_sharded=False, **common)
         if self.kind == "chunk":
             return ChunkedLocalAttentionSpec(attention_chunk_size=self.width, **common)
         return FullAttentionSpec(**common)
+
+    def _as_latent(self, common: dict[str, Any]) -> Any:
+        if self.kind == "full":
+            return MLAAttentionSpec(tokens_per_state=4, **common)
+        again = {"bounded_replay": True} if self.kind == "again" else {}  # since vLLM 0.33
+        return SlidingWindowMLASpec(sliding_window=self.width, **again, **common)
 
 
 FULL = (Layers("full"),)
@@ -129,6 +149,8 @@ def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers,
         ]
         rng.shuffle(groups)
         return tuple(groups)
+    if kind.startswith("again"):
+        return _draw_again(rng, kind, block_size)
     if kind == "state":
         groups = [*FULL, *[Layers("state")] * rng.choice([1, 1, 2, 3])]
         if rng.random() < 0.2:
@@ -145,6 +167,18 @@ def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers,
     if rng.random() < 0.3:  # the first is not full attention
         groups.reverse()
     return tuple(replace(each, is_latent=is_latent) for each in groups)
+
+
+def _draw_again(rng: random.Random, kind: str, block_size: int) -> tuple[Layers, ...]:
+    """Windows that are computed again, and rings if the kind says so, as in DeepSeek-V4.1."""
+    width = rng.choice([rng.randint(2, 3 * block_size), block_size * rng.randint(1, 6), 33])
+    groups = [*FULL, *[Layers("again", width)] * rng.choice([1, 1, 2, 5])]
+    if kind.endswith("ring"):
+        row = rng.choice([each for each in (1, 2, 4) if 2 * each <= width])
+        groups = [replace(each, is_latent=each.is_found) for each in groups]
+        groups.append(Layers("ring", row, rows=2))
+    rng.shuffle(groups)
+    return tuple(groups)
 
 
 def with_sizes(rng: random.Random, layers: tuple[Layers, ...]) -> tuple[Layers, ...]:

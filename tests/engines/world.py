@@ -80,7 +80,12 @@ class Settings:
     @property
     def has_runner_v2(self) -> bool:
         """Whether the scheduler hands resumed requests over as new ones."""
-        return self.seed % 2 == 1
+        return self.seed % 2 == 1 or self.replay > 0
+
+    @property
+    def replay(self) -> int:
+        """Tokens before a hit that are computed again for windows that are not cached."""
+        return max(each.width if each.kind == "again" else 0 for each in self.layers)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -92,9 +97,9 @@ class Settings:
 
     @property
     def hash_size(self) -> int:
-        """Tokens that each hash of a request covers; prompts do not find rings."""
+        """Tokens that each hash of a request covers."""
         sizes = zip(self.sizes, self.layers, strict=True)
-        return math.gcd(*(size for size, each in sizes if each.kind != "ring"))
+        return math.gcd(*(size for size, each in sizes if each.is_found))
 
     @property
     def has_states(self) -> bool:
@@ -160,7 +165,7 @@ def draw(
     if options and "quotas" in options:  # given for one group
         quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
         options = {**options, "quotas": quotas}
-    of_attention = [each for each in layers if each.kind not in ("state", "ring")]
+    of_attention = [each for each in layers if each.is_attention]
     num_blocks = sum(-(-num_blocks // each.scale) for each in of_attention or layers)
     if (sized or drafts) and options and "quotas" in options:  # so that others have room, too
         num_blocks += sum(options["quotas"].values())
@@ -322,6 +327,7 @@ class World:
         self.memory: dict[int, tuple[int, int, int]] = {}  # by slot: group, position, prefix
         self.tables: dict[str, list[list[int]]] = {}  # by request and group
         self.states = States(self)
+        self.again: dict[str, tuple[int, int]] = {}  # by request, what is computed again
         self.computed: dict[str, int] = {}  # by request, right tokens, as its worker knows
         self.proposed: dict[str, list[int]] = {}  # by request, the drafts of its next step
         self.tally = Tally()
@@ -509,17 +515,19 @@ class World:
         of_attention = [
             (group, layers)
             for group, layers in enumerate(self.settings.layers)
-            if layers.kind not in ("state", "ring")
+            if layers.is_attention
         ]
         for name, start, stop in batch:  # all write before any reads, as layer by layer
-            for group, _ in of_attention:
-                for position in range(start, stop):
+            for group, layers in of_attention:
+                first = max(start, self.again[name][1]) if layers.is_found else start
+                for position in range(first, stop):
                     held = group, position, prefixes[name][position]
                     self.memory[self.slot(name, group, position)] = held
         self.consume(batch, drafts, prefixes)
         for name, start, stop in batch:
             for group, layers in of_attention:
-                self.read(name, group, range(layers.first_read(start), stop), prefixes[name])
+                first = self.first_read(name, layers, start)
+                self.read(name, group, range(first, stop), prefixes[name])
         result = self.sample([(name, stop) for name, _, stop in batch], drafts)
         result.kv_connector_output = received
         if self.settings.drafts:
@@ -667,16 +675,26 @@ class World:
         if len(self.tables[name][group]) != 1:
             self.tally.wrong.append((self.tally.steps, f"{name}, ring {group}", start))
             return
-        self.read(name, group, range(layers.first_read(start), start), prefixes)
+        self.read(name, group, range(self.first_read(name, layers, start), start), prefixes)
         for position in range(max(start, stop - self.settings.sizes[group]), stop):
             self.memory[self.slot(name, group, position)] = group, position, prefixes[position]
+
+    def first_read(self, name: str, layers: Layers, start: int) -> int:
+        """The first position that a forward from here on reads in a group.
+
+        Before what is computed again, windows and rings have nothing; nobody reads there.
+        """
+        first, (begin, hit) = layers.first_read(start), self.again[name]
+        return first if layers.is_found or start >= hit else max(first, begin)
 
     def batch(self, output: Any) -> list[tuple[str, int, int]]:
         """The requests of a step and the positions they compute; updates the workers' tables."""
         batch = []
         for new in output.scheduled_new_reqs:
             self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
-            self.tally.cached += new.num_computed_tokens
+            begin = new.replay_start if self.settings.replay else 0
+            self.again[new.req_id] = begin, begin + self.settings.replay if begin else 0
+            self.tally.cached += max(new.num_computed_tokens, self.again[new.req_id][1])
             batch.append((new.req_id, new.num_computed_tokens))
         cached = output.scheduled_cached_reqs
         for i, name in enumerate(cached.req_ids):

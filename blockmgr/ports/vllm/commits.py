@@ -137,7 +137,8 @@ class Commits:
 
     def before_growth(self, held: Held) -> None:
         """Commits again what earlier steps wrote, so that windows release the blocks behind it."""
-        if self._has_groups:
+        # Less is computed while windows before its hit are computed again.
+        if self._has_groups and held.num_committed <= held.request.num_computed_tokens:
             self._commit(held, held.num_committed)
 
     def finish(self, held: Held) -> None:

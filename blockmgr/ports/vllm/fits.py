@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blockmgr import Admission, ChunkedAttention, SlidingWindow
 
 if TYPE_CHECKING:
-    from blockmgr import BlockManager, Match, Prompt
+    from blockmgr import BlockManager, Prompt
     from blockmgr.ports.vllm.held import Held, Room
     from blockmgr.ports.vllm.layers import Layers
     from blockmgr.ports.vllm.lookup import Lookup
@@ -38,8 +38,11 @@ class Fits:
         """The slots in the blocks that a request has when it needs this many."""
         return -(-num_tokens // self._slots_at_once) * self._slots_at_once
 
-    def whole(self, prompt: Prompt, room: Room, match: Match | None) -> bool:
-        """Whether there is room for the whole prompt, of which the first slots are taken."""
+    def whole(self, prompt: Prompt, room: Room, num_found: int | None) -> bool:
+        """Whether there is room for the whole prompt, of which the first slots are taken.
+
+        num_found: leading tokens that it found; None if it does not look.
+        """
         slots = max(room.whole, room.slots)
         available = self._available(prompt) - room.headroom
         # An upper bound, without any hit and with the sources of a copy.
@@ -49,12 +52,12 @@ class Fits:
             verdict = self._manager.can_admit(
                 prompt,
                 num_slots=slots,
-                read_cache=match is not None,
-                match=match,
+                read_cache=num_found is not None,
+                match=None if num_found is None else self._lookup.told(num_found),
                 watermark_blocks=room.headroom,
             )
             return verdict is Admission.NOW
-        num_found = 0 if match is None else match.num_cached_tokens
+        num_found = num_found or 0
         fresh = sum(each.num_fresh_blocks(slots, num_found) for each in self._layers)
         return fresh + self._lookup.num_idle_blocks(prompt, num_found) <= available
 

@@ -10,6 +10,7 @@ from vllm.v1 import kv_cache_interface
 from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind, iter_layer_specs
 
 from blockmgr import ChunkedAttention, FullAttention, RecurrentState, Ring, SlidingWindow
+from blockmgr.groups import is_cached
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +44,7 @@ def group_of(spec: Any, block_size: int | None = None) -> Group | None:
     if kind in FULL:
         return FullAttention(block_size)
     if kind in WINDOW:
-        widths = {layer.sliding_window for layer in layers}
-        more = any(layer.extra_retained_tokens for layer in layers)
-        return SlidingWindow(widths.pop(), block_size) if len(widths) == 1 and not more else None
+        return _window_of(layers, block_size)
     if kind is KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION:
         widths = {layer.attention_chunk_size for layer in layers}
         return ChunkedAttention(widths.pop(), block_size) if len(widths) == 1 else None
@@ -58,6 +57,16 @@ def group_of(spec: Any, block_size: int | None = None) -> Group | None:
         width = widths.pop()
         return None if widths else Ring(width, restart=width)
     return None
+
+
+def _window_of(layers: list[Any], block_size: int | None) -> SlidingWindow | None:
+    """The group for layers with windows, by their specs; None if blockmgr has none."""
+    # Some are not cached, and computed again before a hit (DeepSeek-V4.1, since vLLM 0.33).
+    read = {(each.sliding_window, getattr(each, "prefix_replay_tokens", 0)) for each in layers}
+    if len(read) > 1 or any(layer.extra_retained_tokens for layer in layers):
+        return None
+    width, again = read.pop()
+    return SlidingWindow(width, block_size, cached=not again, replay=again)
 
 
 def _state_of(layers: list[Any]) -> RecurrentState | None:
@@ -168,6 +177,11 @@ class Layers:
         return isinstance(self.group, Ring)
 
     @property
+    def is_found(self) -> bool:
+        """Whether prompts find its blocks."""
+        return is_cached(self.group)
+
+    @property
     def least_blocks(self) -> int:
         """Fewest blocks that a long prefix has in this group, where a prompt can continue it."""
         if isinstance(self.group, SlidingWindow):
@@ -180,7 +194,7 @@ class Layers:
 
     def num_found_entries(self, num_tokens: int) -> int:
         """Entries of its table for this many tokens that were found."""
-        return 0 if self.is_ring else self.num_entries(num_tokens)
+        return self.num_entries(num_tokens) if self.is_found else 0
 
     @property
     def num_drafts(self) -> int:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockmgr import RecurrentState
+import numpy as np
+
+from blockmgr import Match, RecurrentState
+from blockmgr.groups import replay_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from blockmgr import BlockManager, Match, Prompt
+    from blockmgr import BlockManager, Prompt
     from blockmgr.ports.vllm.prompts import Prompts
 
 __all__ = ["Lookup"]
 
+NO_BLOCKS = np.zeros(0, np.int32)
+
 
 class Lookup:
     """Looks requests up, and changes nothing.
+
+    As in vLLM, tokens that are found and computed again for some windows count as found.
 
     Args:
         manager: The manager.
@@ -43,6 +51,7 @@ class Lookup:
         self._behind = (1 if self._least else config.block_size) if use_eagle else 0
         # Slots for all of a long prompt would be that many blocks of a window.
         self._num_slots = 1 if config.groups else None
+        self._replay = max(map(replay_of, config.groups), default=0)
         self._has_states = any(isinstance(each, RecurrentState) for each in config.groups)
         self.whole_only: set[str] = set()
         self.stops: tuple[str, tuple[int, ...]] = ("", ())
@@ -103,6 +112,15 @@ class Lookup:
         return found
 
     def _best(self, prompt: Prompt, num_slots: int | None, most: int) -> Match:
-        return self._manager.match(
-            prompt, num_slots=num_slots, max_cached_tokens=most, watermark_blocks=0
+        found = self._manager.match(
+            prompt,
+            num_slots=num_slots,
+            max_cached_tokens=max(0, most - self._replay),
+            watermark_blocks=0,
         )
+        again = found.num_replayed_tokens
+        return replace(found, num_cached_tokens=found.num_cached_tokens + again) if again else found
+
+    def told(self, num_found: int) -> Match:
+        """The match that an admission with exactly this hit needs."""
+        return Match(max(0, num_found - self._replay), 0, NO_BLOCKS)

@@ -12,13 +12,11 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from blockmgr import (
     BlockManager,
-    Match,
     NeverFitsError,
     OutOfBlocksError,
     OutOfSequencesError,
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KVCacheManager"]
 
-NO_BLOCKS = np.zeros(0, np.int32)
 SHORTAGES = (OutOfBlocksError, OutOfSequencesError, NeverFitsError, StaleMatchError)
 WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
@@ -285,6 +282,7 @@ class KVCacheManager:
     ) -> Blocks | None:
         """Takes slots for a request's next tokens; returns new blocks, or None without a change."""
         held = self._held.get(request.request_id)
+        is_new = held is None
         found = num_new_computed_tokens + num_external_computed_tokens
         if not found:
             if not num_new_tokens:
@@ -320,7 +318,7 @@ class KVCacheManager:
             if slots > held.num_slots and not self._grow(held, slots):
                 return None
         if self._zeroes:
-            self._new_block_ids += self._tables.ids_to_zero(held, to_zero)
+            self._new_block_ids += self._tables.ids_to_zero(held, to_zero, is_new=is_new)
         if end >= held.next_commit and not delay_cache_blocks:
             self.commits.up_to(held, end)
         self.commits.launch(held, end)
@@ -344,11 +342,13 @@ class KVCacheManager:
             return None
         slots, prompt = room.slots, self.prompts.of(request)
         reads = self.prefix_cache_lookup_enabled(request)
-        match = Match(num_found, 0, NO_BLOCKS) if reads else None
+        match = self._lookup.told(num_found) if reads else None
         misses, explained = self._misses if reads else None, None
         try:
             # If it takes all of its slots, ``admit`` checks whether they fit.
-            if room.whole > slots and not self._fits.whole(prompt, room, match):
+            if room.whole > slots and not self._fits.whole(
+                prompt, room, num_found if reads else None
+            ):
                 self._do_without_part(request, num_found)
                 return None
             if misses is not None and misses.is_due:
@@ -359,7 +359,7 @@ class KVCacheManager:
                 read_cache=reads,
                 match=match,
                 watermark_blocks=room.headroom + room.reserved,
-                num_loaded_tokens=hit.num_loaded,
+                num_loaded_tokens=hit.num_loaded if hit.num_loaded > num_found else None,
             )
         except SHORTAGES:
             self._do_without_part(request, num_found)

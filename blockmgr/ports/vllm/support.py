@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
-from blockmgr import FullAttention, Ring, SlidingWindow
-from blockmgr.groups import extra_blocks_of, is_bare
+from blockmgr import FullAttention, Ring
+from blockmgr.groups import extra_blocks_of, is_bare, is_cached, replay_of
 from blockmgr.ports.vllm.layers import group_of, has_states, tokens_of_block, tokens_per_entry
 
 if TYPE_CHECKING:
@@ -88,13 +88,8 @@ def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any])
         if layers is None:
             name = f"layers of vLLM's {type(group.kv_cache_spec).__name__} are not supported"
             yield LAYERS.get(kind.value, name)  # vLLM has no name for some kinds
-        elif not (
-            isinstance(layers, Ring) or getattr(group.kv_cache_spec, "prefix_cacheable", True)
-        ):
-            if isinstance(layers, SlidingWindow):
-                yield "sliding windows that are computed again, not cached, are not supported"
-            else:
-                yield "the model's KV cache cannot be shared by prefix"
+        elif is_cached(layers) and not getattr(group.kv_cache_spec, "prefix_cacheable", True):
+            yield "the model's KV cache cannot be shared by prefix"
     if not groups:
         yield "the model has no KV cache"
     elif all(isinstance(layers, Ring) for layers in found):
@@ -118,11 +113,22 @@ def _of_layouts(
 
 def _not_with_groups(
     options: Options, vllm_config: Any, arguments: Mapping[str, Any]
-) -> Iterator[tuple[str, bool]]:
+) -> Iterator[tuple[str, object]]:
     groups = arguments["kv_cache_config"].kv_cache_groups
-    rings = any(isinstance(group_of(group.kv_cache_spec), Ring) for group in groups)
+    found = [layers for each in groups if (layers := group_of(each.kv_cache_spec))]
     has_connector = vllm_config.kv_transfer_config is not None
-    yield "KV connectors do not work with rings", has_connector and rings
+    rings = has_connector and any(isinstance(layers, Ring) for layers in found)
+    yield "KV connectors do not work with rings", rings
+    again = max(map(replay_of, found), default=0)
+    yield "KV connectors do not work with windows that are computed again", has_connector and again
+    # What is computed again reads of cached windows what no query behind the hit reads.
+    others = again and not all(
+        isinstance(each, FullAttention) or not is_cached(each) for each in found
+    )
+    yield "windows that are computed again do not work beside cached windows or states", others
+    long = again and any(isinstance(each, Ring) and each.width > again + 1 for each in found)
+    yield "windows that are computed again do not work beside larger rings", long
+    yield "windows that are computed again do not work", again and is_bare(found)
     splits = arguments.get("dcp_world_size", 1) > 1 and any(
         group.kv_cache_spec.dcp_sharded
         and not isinstance(group_of(group.kv_cache_spec), FullAttention)
@@ -137,7 +143,7 @@ def _not_with_groups(
 
 def _not_without_full_attention(
     options: Options, arguments: Mapping[str, Any]
-) -> Iterator[tuple[str, bool]]:
+) -> Iterator[tuple[str, object]]:
     yield "KV cache events do not work", bool(arguments.get("enable_kv_cache_events"))
     yield "quotas do not work", bool(options.quotas)
     yield "retention and kv_hints do not work", options.retention

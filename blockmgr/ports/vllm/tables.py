@@ -57,12 +57,17 @@ class Tables:
                 by_group.append(lists.of(table[row, :end]))
         return Blocks(self._manager, self._layers, tuple(by_group))
 
-    def ids_to_zero(self, held: Held, start: int) -> list[int]:
+    def ids_to_zero(self, held: Held, start: int, *, is_new: bool = False) -> list[int]:
         """The ids of its blocks behind those of its first slots, of attention.
 
         As in vLLM, workers zero no states and no rings: kernels read what a request has written.
+        A new request has found none of the blocks of windows that are computed again.
         """
-        pairs = zip(self.blocks(held, start).by_group, self._layers, strict=True)
+        by_group = self.blocks(held, start).by_group
+        if is_new and not all(each.is_found for each in self._layers):
+            own = zip(by_group, self.blocks(held).by_group, self._layers, strict=True)
+            by_group = tuple(ids if each.is_found else every for ids, every, each in own)
+        pairs = zip(by_group, self._layers, strict=True)
         zeroed = [ids for ids, each in pairs if not (each.has_states or each.is_ring)]
         return [block for ids in zeroed for block in ids if block]
 
