@@ -62,6 +62,7 @@ class Commits:
         self._has_parts = bool(caching and manager.config.min_partial_tokens)
         self.in_step = False
         self._committed_late = False  # since the step's planning ended
+        self._passed: list[Held] = []  # whose windows pass blocks with this step
 
     # Steps.
 
@@ -69,6 +70,21 @@ class Commits:
         """Begins the planning of a step."""
         self.close_late()
         self.in_step = True
+        self._release_windows()
+
+    def _release_windows(self) -> None:
+        """Commits again what the last step wrote, so that windows release the blocks behind it."""
+        passed, self._passed = self._passed, []
+        for held in passed:
+            if self._is_live(held) and self._ended_there(held):
+                self._commit(held, held.num_committed)
+
+    def _ended_there(self, held: Held) -> bool:
+        """Whether the request may be committed again as far as it is."""
+        return True
+
+    def _is_live(self, held: Held) -> bool:
+        return self._held.get(held.request.request_id) is held
 
     def end_planning(self) -> list[KVCacheBlockCopy]:
         """The copies to run before the step's forward."""
@@ -114,6 +130,8 @@ class Commits:
         self._commit(held, num_computed)
         held.next_commit = self._next_end(num_computed)
         self._committed_late |= not self.in_step
+        if self._has_groups:
+            self._passed.append(held)
 
     def launch(self, held: Held, end: int) -> None:
         """After a request took slots for a step that ends with this token."""
@@ -134,12 +152,6 @@ class Commits:
         """After a request was cut to this many tokens."""
         held.num_committed = min(held.num_committed, num_tokens)
         held.next_commit = min(held.next_commit, self._next_end(num_tokens))
-
-    def before_growth(self, held: Held) -> None:
-        """Commits again what earlier steps wrote, so that windows release the blocks behind it."""
-        # Less is computed while windows before its hit are computed again.
-        if self._has_groups and held.num_committed <= held.request.num_computed_tokens:
-            self._commit(held, held.num_committed)
 
     def finish(self, held: Held) -> None:
         """Before a request's end: the next turn of its conversation begins inside a block."""

@@ -396,7 +396,6 @@ class KVCacheManager:
 
     def _grow(self, held: Held, slots: int) -> bool:
         """Grows the request to this many slots; returns False if there are too few blocks."""
-        self.commits.before_growth(held)
         try:
             self.manager.reserve(held.handle, slots)
         except (OutOfBlocksError, NeverFitsError):

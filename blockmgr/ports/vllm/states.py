@@ -155,10 +155,9 @@ class StateCommits(Commits):
         due = committed - committed % self._block_size + self._block_size
         return min((stop for stop in held.stops if committed < stop < due), default=due)
 
-    def before_growth(self, held: Held) -> None:
+    def _ended_there(self, held: Held) -> bool:
         """A commit tells where the state is, so it must not name an earlier token."""
-        if held.slots is None and held.num_committed == held.request.num_computed_tokens:
-            self._commit(held, held.num_committed)
+        return held.slots is None and held.num_committed == held.request.num_computed_tokens
 
     def finish(self, held: Held) -> None:
         """Before a request's end: the next turn of its conversation begins with its state."""
@@ -236,9 +235,6 @@ class StateCommits(Commits):
         for held in loaded:
             self.loaded(held, held.request.num_computed_tokens)
         return loaded
-
-    def _is_live(self, held: Held) -> bool:
-        return self._held.get(held.request.request_id) is held
 
     def _is_scarce(self) -> bool:
         """Whether requests may have to be preempted soon."""
