@@ -397,10 +397,10 @@ def test_the_port_is_clean_with_rings(kind: str, asynchronous: bool) -> None:
 
 @needs_rings
 def test_a_ring_that_workers_zero_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_all(self: Any, held: Any, start: int) -> list[int]:
+    def of_all(self: Any, held: Any, start: int, *, is_new: bool = False) -> list[int]:
         pairs = zip(self.blocks(held).by_group, self._layers, strict=True)
         rings = [block for ids, each in pairs if each.is_ring for block in ids]
-        return rings + real(self, held, start)
+        return rings + real(self, held, start, is_new=is_new)
 
     real = tables.Tables.ids_to_zero
     monkeypatch.setattr(tables.Tables, "ids_to_zero", of_all)

@@ -12,7 +12,7 @@ import pytest
 
 from blockmgr import PAD_SLOT, BlockManager, MissReason
 from blockmgr.blocks import Admission
-from blockmgr.errors import NeverFitsError, OutOfBlocksError, StaleMatchError
+from blockmgr.errors import NeverFitsError, OutOfBlocksError, StaleMatchError, StepError
 from blockmgr.groups import FullAttention, RecurrentState, Ring, SlidingWindow
 from blockmgr.lab.replay_config import ReplayConfig
 from blockmgr.tiers.layout import Layout
@@ -145,6 +145,41 @@ def test_a_commit_inside_the_replay_promotes_nothing_and_moves_no_window() -> No
     world.compute(handle, 15)
     assert cache_of(world) == before  # its last node is not full
     assert world.manager.tables(handle) != tables
+
+
+def test_an_early_commit_inside_the_replay_keeps_what_its_forward_reads() -> None:
+    world = World(40, 4, FULL, WINDOW)
+    world.manager.early = True
+    world.serve_early(PROMPT[:13])
+    handle = world.manager.admit([*PROMPT[:12], 91, 92, 93])
+    for stop in (9, 12):  # forwards from 7 and from 9 on
+        world.manager.commit(handle, stop)
+        assert all(world.manager.tables(handle)[1][1:])  # from token 4 on
+        world.step()
+    world.manager.commit(handle, 15)  # its forward reads from token 8 on
+    assert world.manager.tables(handle)[1][:2] == (0, 0)
+    world.step()
+
+
+def test_what_a_replay_promises_is_written_before_it_ends() -> None:
+    world = World(40, 4, FULL, WINDOW)
+    world.manager.early = True
+    manager = world.manager
+    world.serve_early(PROMPT[:13])
+    handle = manager.admit([*PROMPT[:12], 91, 92, 93])
+    manager.commit(handle, 9)
+    before = manager.fingerprint()
+    for call in (
+        manager.free,
+        manager.preempt,
+        manager.fork,
+        lambda each: manager.truncate(each, 5),
+    ):
+        with pytest.raises(StepError):
+            call(handle)
+        assert manager.fingerprint() == before
+    world.step()
+    manager.free(handle)
 
 
 @pytest.mark.parametrize("end", ["free", "preempt", "abort"])
@@ -364,10 +399,6 @@ REPLAYED = [FullAttention(), SlidingWindow(4, None, False, 8)]
         (
             lambda: BlockManager(40, 4, groups=[*REPLAYED, RecurrentState()], null_block=True),
             "replay must be 0 beside states",
-        ),
-        (
-            lambda: BlockManager(40, 4, groups=REPLAYED, null_block=True, early_commit=True),
-            "early_commit must be False with uncached windows",
         ),
         (
             lambda: BlockManager(40, 4, groups=[*REPLAYED, Ring(10, 10)], null_block=True),

@@ -23,6 +23,7 @@ def planned(group: dict[str, Any]) -> Any:
         "mamba_cache_mode": "none",
         "num_speculative_blocks": 0,
         "prefix_cacheable": group["is_cached"],
+        "prefix_replay_tokens": 0 if group["is_cached"] else group.get("sliding_window", 0),
         **group,
         "kind": getattr(KINDS, group["kind"].upper()),
     }
@@ -48,7 +49,8 @@ def test_a_family_is_taken_or_refused_as_the_table_says(vllm: None, row: dict[st
     [
         "Llama 3", "Qwen3", "Gemma 3", "Gemma 4", "gpt-oss", "Llama 4", "Qwen3-Next", "Qwen3.5",
         "Nemotron-H", "Jamba", "Granite 4, hybrid", "LFM2", "Kimi K2", "Kimi Linear", "MiniMax-M2",
-        "DeepSeek-V3.2", "DeepSeek-V4", "GLM-5", "GLM-5.3",
+        "DeepSeek-V3.2", "DeepSeek-V4", "DeepSeek-V4.1 (sizes of V4, order of layers assumed)",
+        "GLM-5", "GLM-5.3",
     ],
 )  # fmt: skip
 def test_the_models_that_people_ask_for_are_taken(name: str) -> None:

@@ -87,7 +87,7 @@ def test_windows_chunks_and_states_beside_full_attention_are_supported(
         ),
         (
             (FULL, spec(KINDS.SLIDING_WINDOW_MLA, sliding_window=6, prefix_cacheable=False)),
-            "computed again, not cached",
+            "cannot be shared by prefix",
         ),
         ((spec(prefix_cacheable=False),), "cannot be shared by prefix"),
     ],
@@ -133,6 +133,10 @@ def test_connectors_are_refused_beside_rings_and_where_they_send_tables_with_sta
     offloading = SimpleNamespace(kv_connector="OffloadingConnector", kv_connector_extra_config={})
     [found] = reasons(FULL, ring(2), said={"kv_transfer_config": offloading})
     assert found == "KV connectors do not work with rings with several groups of KV cache layers"
+    again = {"sliding_window": 6, "prefix_replay_tokens": 6, "prefix_cacheable": False}
+    window = spec(KINDS.SLIDING_WINDOW_MLA, **again)
+    [found] = reasons(FULL, window, said={"kv_transfer_config": offloading})
+    assert "KV connectors do not work with windows that are computed again" in found
     for layers in (WINDOW, MAMBA):
         assert reasons(FULL, layers, said={"kv_transfer_config": offloading}) == []
     drafts = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=1)
