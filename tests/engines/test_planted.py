@@ -419,3 +419,31 @@ def test_a_prompt_that_begins_inside_a_ring_is_noticed(monkeypatch: pytest.Monke
     assert wrong_runs({"min_partial_tokens": 1}, "ring") == 0
     monkeypatch.setattr(layers, "group_of", anywhere)
     assert wrong_runs({"min_partial_tokens": 1}, "ring") > 0
+
+
+@needs_rings
+@pytest.mark.parametrize("kind", ["again", "again, ring"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_port_is_clean_with_windows_that_are_computed_again(
+    kind: str, asynchronous: bool
+) -> None:
+    assert wrong_runs({"debug": 1}, kind, asynchronous=asynchronous) == 0
+
+
+@needs_rings
+@pytest.mark.parametrize("again", [None, 1])
+def test_a_window_that_is_computed_again_in_part_is_noticed(
+    again: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = layers.group_of
+
+    def less(spec: Any, block_size: int | None = None) -> Any:
+        group = real(spec, block_size)
+        if not isinstance(group, SlidingWindow):
+            return group
+        if again is None:  # it is found instead
+            return SlidingWindow(group.width)
+        return replace(group, width=1, replay=again)
+
+    monkeypatch.setattr(layers, "group_of", less)
+    assert wrong_runs({}, "again") > 0
