@@ -312,6 +312,20 @@ def test_inside_its_replay_a_sequence_that_is_cut_falls_to_its_beginning() -> No
         world.compute(handle, length)
 
 
+def test_a_sequence_that_is_cut_keeps_no_tokens_without_a_slot() -> None:
+    """Token 5 has lost its block of one token, so the block of 16 that it lies in has no slots."""
+    groups = [FullAttention(), SlidingWindow(1, 1, cached=False, replay=1)]
+    manager = BlockManager(77, 16, groups=groups, null_block=True)
+    handle = manager.admit(range(19))
+    manager.commit(handle, 8)
+    assert manager.truncate(handle, 4) == 0
+    manager.check_invariants()
+    handle = manager.admit(range(100, 140))
+    manager.commit(handle, 36)
+    assert manager.truncate(handle, 32) == 32
+    manager.check_invariants()
+
+
 # G21: what is computed again counts as equal
 
 

@@ -420,15 +420,17 @@ void GroupTables::fork_own(const Sequence& model, const GroupRow& from, GroupRow
   }
 }
 
-// Whether its uncached windows hold what the query after so many tokens reads.
+// Whether its uncached windows hold what the query after so many tokens reads, and the slots behind
+// these tokens in their node: a node without all its slots has none.
 bool GroupTables::has_own(const Sequence& s, std::int64_t length) const {
   if (replayed().empty() || !length || length == s.num_computed) return true;
   if (rows().replays(s)) return false;
   const GroupRow& row = rows().group_row(s);
+  const std::int64_t units = rows().blocks_for(length);
   return std::all_of(replayed().begin(), replayed().end(), [&](int g) {
     const std::int64_t unit = groups()->first_unit(g, length);
     return groups()->group(g).first_read(length) >= row.start &&
-           (unit >= row.first[nth(g)] || !groups()->reads(g, length, unit));
+           (unit >= row.first[nth(g)] || unit >= units);
   });
 }
 
