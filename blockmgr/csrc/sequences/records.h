@@ -222,7 +222,7 @@ struct GroupRow {
   std::int64_t start = 0;
   std::int64_t hit = 0;
   std::int64_t replayed = 0;
-  std::int64_t begun = 0;  // of those, what this sequence did not commit ahead of the step's forward
+  std::int64_t begun = 0;  // of those, what was not committed early in this step
 };
 
 }  // namespace blockmgr

@@ -100,8 +100,9 @@ class Rows : public Store {
     return group_row(s).hit - group_row(s).start;
   }
   bool committed_ahead(const Sequence& s) const {
-    return s.early_step == step_ && (s.num_computed > s.num_settled ||
-                                     (!replayed.empty() && group_row(s).replayed > group_row(s).begun));
+    if (s.early_step != step_) return false;
+    return s.num_computed > s.num_settled ||
+           (!replayed.empty() && group_row(s).replayed > group_row(s).begun);
   }
   std::int64_t settled(const Sequence& s) const {
     return s.early_step == step_ ? s.num_settled : s.num_computed;
