@@ -166,6 +166,7 @@ class ManagerOptions(PoolOptions, total=False):
     max_rollback_tokens: int
     halfway_stop_tokens: int
     prompt_end_stop: int | None
+    stop_margin_tokens: int
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
@@ -249,6 +250,9 @@ class ManagerConfig:
             template adds for an answer only, such as ``<think>`` and a newline. The state there is
             cached if there are free blocks for it; it evicts nothing, and is among the first to be
             evicted. None for no such stop.
+        stop_margin_tokens: With groups of states, ``stops`` at the end of a prompt, and where it
+            leaves what is cached, come so many tokens earlier. Set it if your engine uses a hit
+            only where so many tokens behind it are cached as well, as with a draft head.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
             quotas, each share holds back a part in proportion to its size, rounded down.
         steps_in_flight: Most launched steps that may be incomplete at a time. Above 0, blocks freed
@@ -305,6 +309,7 @@ class ManagerConfig:
     max_rollback_tokens: int = field(default=0, metadata=rule(0, MOST, needs="groups"))
     halfway_stop_tokens: int = field(default=8192, metadata=rule(0, MOST))
     prompt_end_stop: int | None = field(default=None, metadata=rule(0, MOST))
+    stop_margin_tokens: int = field(default=0, metadata=rule(0, MOST))
     watermark_blocks: int = field(default=0, metadata=rule(0, "capacity"))
     steps_in_flight: int = field(default=0, metadata=rule(0, MAX_STEPS_IN_FLIGHT))
     early_commit: bool = False

@@ -710,7 +710,8 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             that another prompt can use; the end of the prefix shared with cached blocks, which may
             be inside a block with ``min_partial_tokens``; half of what a long prompt computes, see
             ``halfway_stop_tokens``; the end of the prompt, see ``prompt_end_stop``; and the end of
-            a range that ``retain`` keeps longer. Empty without groups of states.
+            a range that ``retain`` keeps longer. The first two and the fourth come
+            ``stop_margin_tokens`` earlier. Empty without groups of states.
 
         Raises:
             UnknownSequenceError: The handle is not live.

@@ -342,6 +342,7 @@ POOL_NUMBERS = (
 NUMBERS = (
     *(*POOL_NUMBERS, "max_seqs", "row_width", "min_partial_tokens", "watermark_blocks"),
     *("hit_rate_window", "max_rollback_tokens", "halfway_stop_tokens", "prompt_end_stop"),
+    "stop_margin_tokens",
 )
 
 

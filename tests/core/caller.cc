@@ -125,6 +125,7 @@ struct OptionsForC : blockmgr_options {
     max_rollback_tokens = config.max_rollback;
     halfway_stop_tokens = config.halfway_stop_tokens;
     prompt_end_stop = config.prompt_end_stop;
+    stop_margin_tokens = config.stop_margin;
     prefix_caching = config.prefix_caching;
     append_only = !config.remap;
     early_commit = config.early_commit;

@@ -117,6 +117,7 @@ void wrong_options() {
   number("max_rollback_tokens", &blockmgr_options::max_rollback_tokens);
   number("halfway_stop_tokens", &blockmgr_options::halfway_stop_tokens);
   number("prompt_end_stop", &blockmgr_options::prompt_end_stop);
+  number("stop_margin_tokens", &blockmgr_options::stop_margin_tokens);
   number("digest_size", &blockmgr_options::digest_size);
   number("num_nodes", &blockmgr_options::num_nodes);
   const auto flag = [](const char* name, std::int32_t blockmgr_options::* member) {

@@ -163,6 +163,7 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "event_blocks": (1, 300),
     "max_rollback_tokens": (0, 1),
     "halfway_stop_tokens": (0, 1, -1),
+    "stop_margin_tokens": (0, 1, -1),
 }
 FLAGS = ("prefix_caching", "early_commit", "null_block", "retention", "events")
 

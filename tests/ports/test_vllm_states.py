@@ -395,6 +395,17 @@ def test_a_draft_head_finds_a_state_if_the_token_behind_it_is_cached(vllm: None)
         assert manager.get_computed_blocks(request("next", tokens))[1] == found
 
 
+def test_a_draft_head_finds_the_states_that_its_prompts_left(vllm: None) -> None:
+    manager = make(FULL, DRAFTED, num_blocks=99, use_eagle=True, min_partial_tokens=0)
+    scheduler = Scheduler(manager)
+    assert scheduler.compute(request("first", TOKENS)) == [12, 19]
+    other = [*TOKENS[:17], 90, 91, 92]  # the last block that it shares is computed again
+    assert manager.get_computed_blocks(request("next", other))[1] == 12
+    parts = [*TOKENS[:8], *range(70, 80)]
+    assert scheduler.compute(request("second", parts)) == [4, 12, 18]
+    assert manager.get_computed_blocks(request("third", [*TOKENS[:8], 99]))[1] == 4
+
+
 def kept_in(manager: Any) -> dict[str, list[tuple[int, int, int]]]:
     """Begins a step and plans nothing; returns the states that are handed to a connector."""
     manager.new_step_starts()

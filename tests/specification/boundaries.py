@@ -29,6 +29,7 @@ class ModelBoundaries(ModelResuming):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.halfway_stop_tokens = self.config.halfway_stop_tokens
+        self.stop_margin_tokens = self.config.stop_margin_tokens if self.recurrent() else 0
         self.stamps: dict[Prefix, int] = {}
         """The boundaries, and when each was last used."""
 
@@ -272,7 +273,7 @@ class ModelBoundaries(ModelResuming):
         seq.prompt_end = self.prompt_end(seq, stops, plan.cached)
         stops = {stop for stop in {*stops, seq.prompt_end} if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
-        last = (len(seq.tokens) - 1) // self.stride * self.stride
+        last = self.last_stop(seq)
         seq.last = last if last in stops and last != seq.diverges else 0
 
     def hold_found(self, plan: Plan) -> None:
@@ -331,7 +332,7 @@ class ModelBoundaries(ModelResuming):
         have been evicted there; the forward computes it again.
         """
         last = (len(seq.tokens) - 1) // self.size * self.size
-        end = (len(seq.tokens) - 1) // self.stride * self.stride
+        end = self.last_stop(seq)
         asked = self.full_attention() or [g for g, _ in self.attention()]
 
         def served(length: int) -> bool:
@@ -344,8 +345,16 @@ class ModelBoundaries(ModelResuming):
         if terms.read_cache:
             deepest = next(filter(served, range(last, 0, -self.size)), 0)
             within = self.shared_within(seq, deepest, asked) if self.recurrent() else 0
-        seq.diverges = self.last_place(within or deepest)
+        shared = max(0, (within or deepest) - self.stop_margin_tokens)
+        if not self.may_continue(shared):
+            shared -= shared % self.size
+        seq.diverges = self.last_place(shared)
         return {end, seq.diverges or end} - {0}
+
+    def last_stop(self, seq: Seq) -> int:
+        """The last unit of the prompt that another one can continue from, or repeat."""
+        last = len(seq.tokens) - max(1, self.stop_margin_tokens)
+        return max(0, last) // self.stride * self.stride
 
     def shared_within(self, seq: Seq, deepest: int, asked: list[int]) -> int:
         """The end of the longest common prefix within a unit after the deepest one; 0: none."""
@@ -382,7 +391,9 @@ class ModelBoundaries(ModelResuming):
         """
         if self.prompt_end_stop is None or not self.recurrent():
             return 0
-        end = seq.prompt_end if seq.preempted else len(seq.tokens) - self.prompt_end_stop
+        end = len(seq.tokens) - self.prompt_end_stop - self.stop_margin_tokens
+        if seq.preempted:
+            end = seq.prompt_end
         starts = self.may_continue(end) and self.can_start(end)
         return end if starts and end > cached and end not in others else 0
 

@@ -56,6 +56,31 @@ def test_a_prompt_stops_where_the_next_turn_parts_from_it(
     assert few.match(PROMPT).stops == (8,)  # no state within a block
 
 
+def test_with_a_margin_stops_leave_room_for_what_a_hit_needs_behind_it() -> None:
+    manager = hybrid(stop_margin_tokens=4)
+    assert manager.match(PROMPT).stops == (4,)
+    assert manager.match(range(12)).stops == (8,)
+    assert manager.match(range(3)).stops == ()
+    handle = manager.admit(range(17))
+    assert manager.stops(handle) == (12,)
+    for stop in (12, 17):
+        step(manager, handle, stop)
+    manager.free(handle)
+    parts = [*range(8), *range(50, 59)]
+    assert manager.match(parts).num_shared_tokens == 8
+    assert manager.match(parts).stops == manager.stops(manager.admit(parts)) == (4, 12)
+
+
+def test_a_margin_may_put_a_stop_within_a_block() -> None:
+    manager = hybrid(min_partial_tokens=2, prompt_end_stop=0, stop_margin_tokens=1)
+    assert manager.match(PROMPT).stops == (8, 10)
+    handle = manager.admit(PROMPT)
+    for stop in (8, 10, 11):
+        step(manager, handle, stop)
+    assert manager.match([*PROMPT[:7], 50, 51, 52]).stops == (6, 8)
+    assert manager.match([*PROMPT[:6], 50, 51, 52]).stops == (4, 8)  # one token is too few
+
+
 def turns(manager: BlockManager, *, template: int, answer: int, count: int) -> list[int]:
     """Tokens found in a conversation whose prompts repeat no thoughts.
 

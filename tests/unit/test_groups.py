@@ -213,6 +213,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("max_rollback_tokens must be 0", lambda: BlockManager(8, 4, max_rollback_tokens=1)),
     ("max_rollback_tokens must be", lambda: hybrid(max_rollback_tokens=-1)),
     ("halfway_stop_tokens must be", lambda: hybrid(halfway_stop_tokens=-1)),
+    ("stop_margin_tokens must be", lambda: hybrid(stop_margin_tokens=-1)),
     ("prompt_end_stop must be", lambda: hybrid(min_partial_tokens=1, prompt_end_stop=-1)),
     ("prompt_end_stop must be None without", lambda: BlockManager(8, 4, prompt_end_stop=0)),
     ("prompt_end_stop needs min_partial_tokens", lambda: hybrid(prompt_end_stop=0)),

@@ -77,6 +77,7 @@ struct ReadOption {
         {"max_rollback_tokens", given.max_rollback_tokens},
         {"halfway_stop_tokens", given.halfway_stop_tokens},
         {"prompt_end_stop", given.prompt_end_stop},
+        {"stop_margin_tokens", given.stop_margin_tokens},
     };
     const auto* const found = std::find_if(std::begin(values), std::end(values),
                                            [&](const auto& each) { return each.first == name; });

@@ -166,10 +166,15 @@ Stops Needs::stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::i
                       std::int64_t prompt_end) const noexcept {
   constexpr std::int64_t kLeastBlocks = 8;  // to compute, for each group of states
   const std::int64_t size = config().block_size;
-  if (!num_states()) num_shared -= num_shared % size;  // a tail without a state is no stop
+  // With a margin, a prompt that shares no more than this one could not continue from the end.
+  const std::int64_t margin = num_states() ? config().stop_margin : 0;
+  num_shared = std::max<std::int64_t>(0, num_shared - margin);
+  // A tail without a state is no stop.
+  if (!num_states() || !can_stop_at(num_shared)) num_shared -= num_shared % size;
   num_shared = last_start(num_shared);
   const std::int64_t step = std::lcm(size, groups()->restart());
-  const std::int64_t last = (num_tokens - 1) / step * step;
+  const std::int64_t end_of_last = num_tokens - std::max<std::int64_t>(1, margin);
+  const std::int64_t last = std::max<std::int64_t>(0, end_of_last) / step * step;
   const std::int64_t first = num_computed / size;
   const std::int64_t blocks = (num_tokens - 1) / size - first;
   const std::int64_t least = config().halfway_stop_tokens;

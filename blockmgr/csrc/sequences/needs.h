@@ -41,7 +41,8 @@ class Needs : public Part<Needs, Slices, GroupTables> {
                  std::int64_t prompt_end) const noexcept;
   // Where a prompt of so many tokens stops near its end; 0: nowhere.
   std::int64_t prompt_end_of(std::int64_t num_tokens) const {
-    return config().prompt_end_stop < 0 ? 0 : num_tokens - config().prompt_end_stop;
+    if (config().prompt_end_stop < 0) return 0;
+    return num_tokens - config().prompt_end_stop - config().stop_margin;
   }
   // The last place up to here at which a sequence can begin: rings are right there if empty.
   std::int64_t last_start(std::int64_t end) const {

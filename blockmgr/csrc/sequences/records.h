@@ -28,6 +28,7 @@ struct Config : StoreConfig {
   std::int64_t halfway_stop_tokens = 0;  // of a prompt that stops halfway, at least; 0: none does
   std::int64_t prompt_end_stop =
       -1;  // tokens before a prompt's end where it stops; -1: it does not
+  std::int64_t stop_margin = 0;  // with states: tokens behind a stop that a prompt must share
 
   template <class Visit>
   void each_option(Visit visit) {
@@ -45,6 +46,7 @@ struct Config : StoreConfig {
     visit("max_rollback_tokens", max_rollback);
     visit("halfway_stop_tokens", halfway_stop_tokens);
     visit("prompt_end_stop", prompt_end_stop);
+    visit("stop_margin_tokens", stop_margin);
   }
 };
 

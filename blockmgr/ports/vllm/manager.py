@@ -153,6 +153,9 @@ class KVCacheManager:
             caching["num_nodes"] = num_nodes(self.layers, num_blocks - 1, max_blocks_per_seq)
         if self.use_eagle and self.options.min_partial_tokens:
             caching["min_partial_tokens"] = 1  # whether the token after a block is cached, too
+        if self.use_eagle and any(each.has_states for each in self.layers):
+            behind = 1 if self.options.min_partial_tokens else self.block_size
+            caching["stop_margin_tokens"] = behind
         config = self.options.config(
             num_blocks=num_blocks,
             block_size=self.block_size,

@@ -28,6 +28,7 @@ DECIDED_BY_VLLM = {
     "steps_in_flight": "--async-scheduling",
     "dedup": "its workers only append to block tables",
     "early_commit": "its order of steps",
+    "stop_margin_tokens": "its draft head",
     "null_block": "its workers reserve block 0",
 }
 
