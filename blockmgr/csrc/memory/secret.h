@@ -19,7 +19,8 @@ inline std::uint64_t drawn_secret() {
   return high << 32 ^ draw();
 }
 
-// Occupied places in a row, at most, in a table of so many: what a search goes past. Cost: O(size).
+// The most occupied places in a row in a table of this size: a search may pass so many. Cost:
+// O(size).
 template <class IsOccupied>
 std::int64_t longest_row(std::size_t size, IsOccupied is_occupied) {
   std::int64_t longest = 0, row = 0;
