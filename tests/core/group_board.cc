@@ -10,7 +10,8 @@ std::vector<Group> groups_of(const std::string& text) {
   static const std::map<std::string, Group::Kind> kinds = {{"full", Group::kFull},
                                                            {"window", Group::kWindow},
                                                            {"chunk", Group::kChunk},
-                                                           {"state", Group::kRecurrent}};
+                                                           {"state", Group::kRecurrent},
+                                                           {"ring", Group::kRing}};
   std::vector<Group> groups;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('+', at), text.size());
@@ -18,11 +19,18 @@ std::vector<Group> groups_of(const std::string& text) {
     const std::size_t digits = std::min(one.find_first_of("0123456789"), one.size());
     const auto kind = kinds.find(one.substr(0, digits));
     const std::int64_t width = std::atoi(one.c_str() + digits);
-    const bool wide =
-        kind != kinds.end() && (kind->second == Group::kWindow || kind->second == Group::kChunk);
+    const bool wide = kind != kinds.end() && kind->second != Group::kFull &&
+                      kind->second != Group::kRecurrent;
     if (kind == kinds.end() || (width > 0) != wide)
       throw std::invalid_argument("no such group: " + one);
-    groups.push_back({kind->second, width});
+    Group group{kind->second, width};
+    const auto number_after = [&](char mark) {
+      const std::size_t mark_at = one.find(mark);
+      return mark_at < one.size() ? std::max(1, std::atoi(one.c_str() + mark_at + 1)) : 0;
+    };
+    if (const int size = number_after('/')) group.num_slices = GroupBoard::kUnit / size;
+    if (const int restart = number_after(':')) group.restart = restart;
+    groups.push_back(group);
     at = end + 1;
   }
   return groups;
@@ -30,16 +38,40 @@ std::vector<Group> groups_of(const std::string& text) {
 
 // ---- the board ----------------------------------------------------------------------------------
 
+namespace {
+
+// What the core has of a group that is the given one of the engine.
+void add_slices(const Group& group, int number, int unit, std::vector<Group>& slices) {
+  const bool is_full = !number;  // its first slice is that of the nodes
+  for (int slice = is_full; slice < group.num_slices; ++slice) {
+    Group one = group;
+    one.begin = slice * unit / group.num_slices;
+    one.end = (slice + 1) * unit / group.num_slices;
+    one.number = number;
+    one.slice = slice;
+    one.has_events = !is_full;
+    slices.push_back(one);
+  }
+}
+
+}  // namespace
+
 GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   Setup setup{};
-  const auto further = static_cast<int>(rules.groups.size());
   setup.groups = rules.groups;
   setup.groups.insert(setup.groups.begin(), Group{});
+  setup.groups[0].num_slices = rules.full_slices;
   Config& config = setup.core;
-  config.groups = rules.groups;
+  int blocks = 4 * rules.full_slices;
+  for (std::size_t i = 1; i < setup.groups.size(); ++i) {
+    add_slices(setup.groups[i], static_cast<int>(i), kUnit, config.groups);
+    blocks += 2 * setup.groups[i].num_slices;
+  }
+  add_slices(setup.groups[0], 0, kUnit, config.groups);
+  config.full_block_size = kUnit / rules.full_slices;
   config.null_block = true;
   config.block_size = kUnit;
-  config.num_blocks = 1 + (rules.num_blocks ? rules.num_blocks : 4 + 2 * further);
+  config.num_blocks = 1 + (rules.num_blocks ? rules.num_blocks : blocks);
   config.row_width = kMostUnits;
   config.max_seqs = kMostSequences;
   config.min_partial_tokens = rules.min_partial_tokens;
@@ -49,15 +81,18 @@ GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   setup.habits.chunk = kUnit * kMostUnits;
   setup.check_every = INT32_MAX;  // the walker checks the state after an operation
   setup.snapshot_every = 1;
+  setup.resizes = rules.wanted.find("resize") != std::string::npos;
   return setup;
 }
 
 GroupBoard::GroupBoard(const GroupRules& rules, Counts* counts)
-    : GroupPlay(none, setup_of(rules), counts, nullptr) {}
+    : GroupPlay(none, setup_of(rules), counts, nullptr),
+      left_(static_cast<std::size_t>(setup_.core.num_blocks)) {}
 
 void GroupBoard::check() {
   const std::vector<std::string> violations = core_.violations();
   EXPECT(violations.empty(), violations.front());
+  check_what_left();
   // What is promised is in memory after the forward.
   const auto ahead = [&](const SeqPtr& seq) { return is_ahead(*seq); };
   if (std::none_of(seqs_.begin(), seqs_.end(), ahead)) check_memory();
@@ -196,6 +231,31 @@ void GroupBoard::decode(Token token) {
   commit(due);
 }
 
+void GroupBoard::shrink(int quarters) {
+  if (!closed_ && blocks_of(quarters) < core_.pool().limit())
+    GroupPlay::shrink(blocks_of(quarters));
+}
+
+void GroupBoard::grow(int quarters) {
+  if (closed_ || blocks_of(quarters) <= core_.pool().limit()) return;
+  GroupPlay::grow(blocks_of(quarters));
+  for (std::int64_t b = 0; b < core_.pool().limit(); ++b) left_[static_cast<std::size_t>(b)] = false;
+}
+
+// A block that is out of use stays so, and its memory is gone.
+void GroupBoard::check_what_left() {
+  std::int64_t leaving = 0;
+  for (std::int32_t b = core_.pool().limit(); b < setup_.core.num_blocks; ++b) {
+    const bool owned = core_.nodes().owner(b) >= 0;
+    EXPECT(!(owned && left_[static_cast<std::size_t>(b)]),
+           "block " + std::to_string(b) + " is out of use and was handed out");
+    left_[static_cast<std::size_t>(b)] = !owned;
+    leaving += owned;
+    if (!owned && !closed_) device_.spoil(b);
+  }
+  EXPECT(leaving == core_.pool().num_leaving(), "another number of blocks is leaving");
+}
+
 void GroupBoard::abort() {
   if (!closed_) return;
   GroupPlay::abort(*closed_);
@@ -273,6 +333,14 @@ void add_reparents(Operations& all) {
     all.push_back({"reparent to " + std::to_string(first) + std::to_string(second),
                    [=](auto& b) { b.reparent({first, second}); }});
 }
+void add_resizes(Operations& all) {
+  for (const int quarters : {3, 2, 0})
+    all.push_back({"shrink to " + std::to_string(quarters) + " quarters",
+                   [=](auto& b) { b.shrink(quarters); }});
+  for (const int quarters : {2, 4})
+    all.push_back({"grow to " + std::to_string(quarters) + " quarters",
+                   [=](auto& b) { b.grow(quarters); }});
+}
 // Steps of one sequence, which leave the other unchanged; plans that stay closed for a while.
 void add_parts(Operations& all) {
   add_for_each(all, "step of", [](auto& b, Number i) { b.step(false, static_cast<int>(i)); });
@@ -287,6 +355,9 @@ const std::map<std::string, void (*)(Operations&)> kFamilies = {
     {"preempt", add_preemptions}, {"lookahead", add_look_aheads}, {"decode", add_decodes},
     {"reparent", add_reparents}, {"parts", add_parts}};
 
+// Not part of "all", as with one group.
+const std::map<std::string, void (*)(Operations&)> kMoreFamilies = {{"resize", add_resizes}};
+
 }  // namespace
 
 Operations all_of(const GroupRules& rules) {
@@ -300,8 +371,9 @@ Operations all_of(const GroupRules& rules) {
     const std::size_t end = std::min(rules.wanted.find('+', at), rules.wanted.size());
     const std::string family = rules.wanted.substr(at, end - at);
     if (family != "few") {
-      if (!kFamilies.count(family)) throw std::invalid_argument("no operations: " + family);
-      kFamilies.at(family)(all);
+      const auto& families = kMoreFamilies.count(family) ? kMoreFamilies : kFamilies;
+      if (!families.count(family)) throw std::invalid_argument("no operations: " + family);
+      families.at(family)(all);
     }
     at = end + 1;
   }

@@ -17,12 +17,14 @@ namespace blockmgr::testing {
 struct GroupRules {
   std::string wanted = "all";   // families of operations
   std::vector<Group> groups;    // beside one of full attention
+  int full_slices = 1;          // blocks of full attention in a unit
   int num_blocks = 0;           // of all groups; 0: enough for one sequence plus two
   int min_partial_tokens = 1;
   bool early_commit = false;
 };
 
-// Parses "window3+state": the kinds by name, each with its width.
+// Parses "window3/1+state+ring4:2": the kinds by name, each with its width, the tokens of its blocks
+// if they are fewer than those of a unit, and where a ring restarts.
 std::vector<Group> groups_of(const std::string& text);
 
 // A board draws nothing, so every byte that the engine draws is zero.
@@ -61,6 +63,9 @@ class GroupBoard : private NoBytes, private GroupPlay {
   void resume(std::size_t i);
   void reparent(const std::vector<std::int64_t>& parents);
   void decode(Token token);
+  // To a part of all blocks, in quarters. No plan may be closed.
+  void shrink(int quarters);
+  void grow(int quarters);
   // A whole step, of all sequences or of one. stops: forwards end at the stops of the admission.
   void step(bool stops, int only = -1);
   void begin();
@@ -73,8 +78,13 @@ class GroupBoard : private NoBytes, private GroupPlay {
   SeqPtr at(std::size_t i, bool preempted) const;
   std::int64_t end_of(const Seq& seq, bool stops) const;
   void fill(Closed& closed, bool stops, int only);
+  void check_what_left();
+  std::int64_t blocks_of(int quarters) const {
+    return 1 + (setup_.core.num_blocks - 1) * quarters / 4;
+  }
 
   std::optional<Closed> closed_;
+  std::vector<bool> left_;  // the blocks that are out of use, each since it was in no use
 };
 
 struct GroupOperation {

@@ -3,7 +3,8 @@
 // A cell of an attention group remembers the prefix whose last token it was computed from. A block
 // of a recurrent group holds one state, which remembers all tokens that it has consumed; a forward
 // advances it in place. So a state that is used twice, too early or too late differs from the
-// correct one.
+// correct one. A ring is one block with the last positions, each written over the one before by its
+// width.
 #pragma once
 
 #include <algorithm>
@@ -25,29 +26,37 @@ struct GroupWork {
   std::int64_t stop;
   std::vector<Prefix> prefixes;                     // after each token
   std::vector<std::vector<std::int32_t>> tables;  // by group, in the order of the engine
+  bool begins = false;                              // its rings must be empty
 };
 
 class GroupDevice {
  public:
   GroupDevice(int num_blocks, int block_size, std::vector<Group> groups)
       : size_(block_size),
-        groups_(std::move(groups)),
-        cells_(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(block_size)) {}
+        groups_(std::move(groups)) {
+    for (const Group& group : groups_)
+      if (group.is_ring()) stride_ = std::max(stride_, group.width);
+    cells_.resize(static_cast<std::size_t>(num_blocks * stride_));
+  }
 
   // Runs the copies in random order, then one forward of all the work.
   void run(const std::vector<BlockCopy>& copies, std::vector<GroupWork>& work) {
     std::vector<std::pair<std::size_t, std::size_t>> words;
     for (const BlockCopy& copy : copies) {
       if (!copy.source || !copy.destination) throw Violation("a copy names the null block");
-      for (int word = 0; word < copy.num_tokens; ++word)
+      if (copy.is_zeros()) continue;
+      const bool whole = groups_[static_cast<std::size_t>(copy.group)].is_ring();
+      for (std::int64_t word = 0; word < (whole ? stride_ : copy.num_tokens); ++word)
         words.emplace_back(at(copy.source, word), at(copy.destination, word));
     }
     std::shuffle(words.begin(), words.end(), rng_);
     for (const auto& [from, to] : words) cells_[to] = cells_[from];
+    for (const BlockCopy& copy : copies)
+      if (copy.is_zeros()) fill(copy.destination, 0);
     std::shuffle(work.begin(), work.end(), rng_);
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (groups_[g].recurrent()) {
-        for (const GroupWork& one : work) advance(g, one);
+      if (!groups_[g].is_attention()) {
+        for (const GroupWork& one : work) groups_[g].is_ring() ? turn(g, one) : advance(g, one);
         continue;
       }
       for (const GroupWork& one : work)
@@ -68,9 +77,9 @@ class GroupDevice {
     return true;
   }
   // The memory of a block is released.
-  void spoil(std::int32_t block) {
-    for (std::int64_t word = 0; word < size_; ++word) cells_[at(block, word)] = ~Cell{0};
-  }
+  void spoil(std::int32_t block) { fill(block, ~Cell{0}); }
+  // Tokens of a block of a group of attention.
+  std::int64_t size_of(std::size_t g) const { return size_ / groups_[g].num_slices; }
   std::int64_t num_reads() const { return num_reads_; }
 
  private:
@@ -78,8 +87,10 @@ class GroupDevice {
   static constexpr Cell kState = Cell{1} << 63;
 
   std::size_t at(std::int32_t block, std::int64_t word) const {
-    return static_cast<std::size_t>(block) * static_cast<std::size_t>(size_) +
-           static_cast<std::size_t>(word);
+    return static_cast<std::size_t>(block * stride_ + word);
+  }
+  void fill(std::int32_t block, Cell value) {
+    for (std::int64_t word = 0; word < stride_; ++word) cells_[at(block, word)] = value;
   }
   static Cell cell_of(std::size_t g, Prefix prefix) { return Cell{prefix} << 8 | g; }
   static Cell state_of(std::size_t g, Prefix prefix, std::int64_t word) {
@@ -89,11 +100,24 @@ class GroupDevice {
     return cell_of(g, one.prefixes[static_cast<std::size_t>(position)]);
   }
   Cell& cell(std::size_t g, const GroupWork& one, std::int64_t position) {
-    const auto unit = static_cast<std::size_t>(position / size_);
+    const auto unit = static_cast<std::size_t>(position / size_of(g));
     const std::int32_t block = unit < one.tables[g].size() ? one.tables[g][unit] : 0;
     if (!block) fail(g, one, position);
     ++num_reads_;
-    return cells_[at(block, position % size_)];
+    return cells_[at(block, position % size_of(g))];
+  }
+  // Writes and reads position by position.
+  void turn(std::size_t g, const GroupWork& one) {
+    const std::int64_t width = groups_[g].width;
+    const std::int32_t block = one.tables[g][0];
+    if (!block) fail(g, one, one.start);
+    for (std::int64_t word = 0; one.begins && word < width; ++word)
+      if (cells_[at(block, word)]) fail(g, one, one.start);
+    for (std::int64_t i = one.start; i < one.stop; ++i) {
+      cells_[at(block, i % width)] = written(g, one, i);
+      for (std::int64_t read = i - i % groups_[g].restart; read <= i; ++read, ++num_reads_)
+        if (cells_[at(block, read % width)] != written(g, one, read)) fail(g, one, read);
+    }
   }
   void advance(std::size_t g, const GroupWork& one) {
     const std::int32_t block = one.tables[g][0];
@@ -115,7 +139,8 @@ class GroupDevice {
                     std::to_string(position));
   }
 
-  int size_;
+  std::int64_t size_;
+  std::int64_t stride_ = size_;  // words of a block in memory
   std::vector<Group> groups_;
   std::vector<Cell> cells_;
   std::int64_t num_reads_ = 0;

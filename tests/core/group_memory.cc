@@ -64,24 +64,30 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
   Prefix prefix = trie_.after_extras(before, nodes[n].extras ? 1 : 0);
   for (int i = 0; i < nodes[n].key_tokens; ++i)
     prefixes.push_back(prefix = trie_.after_token(prefix, nodes.tokens(n)[i]));
-  for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
-    const int further = further_of(at);
-    const NodeId place = further < 0 ? n : groups.cached(further, n);
+  const auto check = [&](int number, NodeId place, std::int64_t begin, std::int64_t end) {
     // What waits for its copy is read through the copy's source, or, if a state, not at all.
-    if (place < 0 || nodes[place].copy_source != kNoNode || nodes[place].in_flight) continue;
+    if (place < 0 || nodes[place].copy_source != kNoNode || nodes[place].in_flight) return;
+    const auto at = static_cast<std::size_t>(number);
     const std::int32_t block = nodes.name(place);
     if (setup_.groups[at].recurrent()) {
       EXPECT(device_.holds_state(at, block, prefix),
              "a state after " + std::to_string(groups.length(n)) +
                  " tokens can be found and is wrong");
-      continue;
+      return;
     }
     const std::size_t missing = std::min<std::size_t>(nodes[place].unwritten, prefixes.size());
-    const std::size_t there = prefixes.size() - missing;
-    for (std::size_t word = 0; word < there; ++word)
-      EXPECT(device_.holds(at, block, word, prefixes[word]),
+    const auto there = static_cast<std::int64_t>(prefixes.size() - missing);
+    for (std::int64_t word = begin; word < std::min(there, end); ++word)
+      EXPECT(device_.holds(at, block, static_cast<std::size_t>(word - begin),
+                           prefixes[static_cast<std::size_t>(word)]),
              "unit " + std::to_string(unit) + " of group " + std::to_string(at) +
                  " can be found and has wrong K/V at word " + std::to_string(word));
+  };
+  const int full = setup_.core.full_group;
+  check(full, n, 0, device_.size_of(static_cast<std::size_t>(full)));
+  for (int g = 0; g < groups.num_groups(); ++g) {
+    const Group& group = groups.group(g);
+    if (group.is_cached()) check(group.number, groups.cached(g, n), group.begin, group.end);
   }
   for (NodeId child = nodes[n].first_child; child >= 0; child = nodes[child].next_sibling)
     check_findable(child, prefix, unit + 1);
@@ -90,7 +96,6 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
 // Everything computed that the next forward reads must be in memory, or a pending copy brings it.
 void GroupPlay::check_computed(const Seq& seq) const {
   const std::int64_t length = settled(seq);
-  const std::int64_t size = setup_.core.block_size;
   if (!length) return;
   const Tables all = tables(seq);
   for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
@@ -101,6 +106,11 @@ void GroupPlay::check_computed(const Seq& seq) const {
              "a state has another position than its sequence");
       continue;
     }
+    if (setup_.groups[at].is_ring()) {
+      check_ring(seq, at, length);
+      continue;
+    }
+    const std::int64_t size = device_.size_of(at);
     for (std::int64_t i = setup_.groups[at].first_read(length); i < length; ++i) {
       const auto word = static_cast<std::size_t>(i % size);
       const std::int32_t own = all[at][static_cast<std::size_t>(i / size)];
@@ -109,6 +119,18 @@ void GroupPlay::check_computed(const Seq& seq) const {
              "position " + std::to_string(i) + " counts as computed, but is not in memory");
     }
   }
+}
+
+// A ring has what the next query reads, as long as no forward has gone on farther than its width.
+void GroupPlay::check_ring(const Seq& seq, std::size_t at, std::int64_t length) const {
+  const Group& ring = setup_.groups[at];
+  const GroupRow row = core_.view_groups(seq.handle);
+  const std::int32_t block = source_of(tables(seq)[at][0], 0);
+  for (std::int64_t i = std::max(length - length % ring.restart, row.farthest - ring.width);
+       i < length; ++i)
+    EXPECT(device_.holds(at, block, static_cast<std::size_t>(i % ring.width),
+                         seq.prefixes[static_cast<std::size_t>(i)]),
+           "position " + std::to_string(i) + " is not in a ring");
 }
 
 // The core's number for a group of the engine; -1: the group of the block tables.

@@ -25,6 +25,7 @@ class GroupNames {
         groups_(*core_.groups()),
         labels_(static_cast<std::size_t>(nodes_.num_blocks), -1) {
     out_.reserve(1024);
+    for (int g = 0; g < groups_.num_groups(); ++g) has_rings_ |= groups_.group(g).is_ring();
   }
 
   std::string describe() {
@@ -45,6 +46,11 @@ class GroupNames {
     // The order of ids decides which id is allocated next.
     for (NodeId n = 0; n < nodes_.count; ++n) put_node(n);
     put(core_.pool().num_free());
+    if (board_.setup_.resizes) {  // the last ones leave first
+      put(core_.pool().limit());
+      core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
+      for (const std::int32_t b : met_) put(b);
+    }
     return std::move(out_);
   }
 
@@ -76,6 +82,11 @@ class GroupNames {
     put(s.num_chained);
     put(s.outdated);
     put(s.num_blocks);
+    put(s.missing_slots);
+    if (has_rings_) {  // where they begin, and what they have lost
+      put(row.since);
+      put(row.farthest);
+    }
     for (const std::int64_t stop : row.stops) put(stop);
     put(row.stands);
     put(row.moves);
@@ -83,7 +94,7 @@ class GroupNames {
     const NodeId* table = core_.table_at(Sequences::row_of(seq.handle));
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_node(table[i]);
     for (int g = 0; g < groups_.num_groups(); ++g) {
-      if (groups_.group(g).recurrent()) {
+      if (!groups_.group(g).is_attention()) {
         put_node(row.states[nth(g)]);
         continue;
       }
@@ -177,6 +188,7 @@ class GroupNames {
   const Sequences& core_;
   const Nodes& nodes_;
   const GroupPlaces& groups_;
+  bool has_rings_ = false;
   std::vector<int> labels_;
   std::vector<std::int32_t> met_;
   std::string out_;

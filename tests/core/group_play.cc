@@ -206,16 +206,19 @@ void GroupPlay::after_call() {
 GroupPlay::Tables GroupPlay::tables(const Seq& seq) const {
   const Config& config = setup_.core;
   const std::int64_t row = Sequences::row_of(seq.handle);
-  const auto units = static_cast<std::size_t>(view(seq).num_blocks);
   Tables tables;
   int further = 0;
   for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
-    const std::int32_t* from =
-        static_cast<int>(g) == config.full_group
-            ? core_.shown_tables.data() + row * config.row_width
-            : core_.shown_groups.data() +
-                  (further++ * std::int64_t{config.max_seqs} + row) * config.row_width;
-    tables.emplace_back(from, from + (setup_.groups[g].recurrent() ? 1 : units));
+    const Group& group = setup_.groups[g];
+    const std::int64_t width = std::int64_t{config.row_width} * group.num_slices;
+    const std::int32_t* from = core_.shown_tables.data();
+    if (static_cast<int>(g) != config.full_group) {
+      from = core_.shown_groups.data() + further * std::int64_t{config.max_seqs} * config.row_width;
+      further += group.num_slices;
+    }
+    const std::int64_t size = device_.size_of(g);
+    const std::int64_t count = group.is_attention() ? (num_slots(seq) + size - 1) / size : 1;
+    tables.emplace_back(from + row * width, from + row * width + count);
   }
   return tables;
 }
@@ -324,13 +327,15 @@ std::int64_t GroupPlay::served_by_scan(const std::vector<Token>& tokens, int nam
     chain.push_back(node = child);
   }
   const auto serves = [&](std::int64_t length) {
+    if (!groups.can_start(length * size)) return false;
     for (int g = 0; g < groups.num_groups(); ++g) {
+      if (groups.group(g).is_ring()) continue;
       if (groups.group(g).recurrent()) {
         const NodeId state = groups.cached(g, chain[static_cast<std::size_t>(length - 1)]);
         if (state < 0 || groups.is_being_kept(state)) return false;
         continue;
       }
-      const std::int64_t first = groups.group(g).first_read(length * size) / size;
+      const std::int64_t first = groups.first_unit(g, length * size);
       for (std::int64_t unit = first; unit < length; ++unit)
         if (groups.cached(g, chain[static_cast<std::size_t>(unit)]) < 0) return false;
     }
@@ -345,9 +350,10 @@ std::int64_t GroupPlay::served_by_scan(const std::vector<Token>& tokens, int nam
 void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int64_t slots) {
   const Config& config = setup_.core;
   const std::int64_t size = config.block_size;
-  const auto num_groups = static_cast<std::int64_t>(setup_.groups.size());
+  std::int64_t num_slices = 0;
+  for (const Group& group : setup_.groups) num_slices += group.num_slices;
   const std::int64_t length = std::max(slots, static_cast<std::int64_t>(like.tokens.size()));
-  const std::int64_t most = num_groups * (length / size + 2);
+  const std::int64_t most = num_slices * (length / size + 2);
   if (core_.quota(World::text_of(like.name)).available() - config.watermark_blocks < most) return;
   const std::int64_t served = size * served_by_scan(like.tokens, like.name, like.extras);
   EXPECT(match.num_cached >= served, "a boundary that all groups serve is not found");
@@ -505,8 +511,11 @@ void GroupPlay::resize() {
   const int least = core_.pool().partition(0).first;
   if (bytes_.one_in(2)) return shrink(bytes_.between(least, limit));
   const int most = setup_.core.num_blocks;
-  const int grown = bytes_.one_in(2) ? most : bytes_.between(limit, most);
-  if (!done(kGrow, [&] { caller_.grow(grown); })) fail("the pool did not grow");
+  grow(bytes_.one_in(2) ? most : bytes_.between(limit, most));
+}
+
+void GroupPlay::grow(std::int64_t num_blocks) {
+  if (!done(kGrow, [&] { caller_.grow(num_blocks); })) fail("the pool did not grow");
 }
 
 // Blocks that are in no use leave at once, and nothing reads their memory any more; most of the

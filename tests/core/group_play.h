@@ -151,6 +151,7 @@ class GroupPlay {
   void preempt(const SeqPtr& seq);
   void resize();
   void shrink(std::int64_t num_blocks);
+  void grow(std::int64_t num_blocks);
   bool resume(const SeqPtr& seq);
   void cache_state(const SeqPtr& seq);
   void extend(Seq& seq, const std::vector<Token>& tokens);
@@ -202,7 +203,7 @@ class GroupPlay {
   bool is_ahead(const Seq& seq) const { return !seq.preempted && computed(seq) > settled(seq); }
   void settle(Seq& seq) const { seq.settled_before = std::min(seq.settled_before, computed(seq)); }
   std::int64_t num_slots(const Seq& seq) const {
-    return std::int64_t{view(seq).num_blocks} * setup_.core.block_size;
+    return std::int64_t{view(seq).num_blocks} * setup_.core.block_size - view(seq).missing_slots;
   }
   Tables tables(const Seq& seq) const;
   std::vector<bool> held() const;
@@ -216,6 +217,7 @@ class GroupPlay {
   void check_mirror();
   void check_findable(NodeId n, Prefix before, std::int64_t unit);
   void check_computed(const Seq& seq) const;
+  void check_ring(const Seq& seq, std::size_t at, std::int64_t length) const;
   int further_of(std::size_t group) const;
   std::int32_t source_of(std::int32_t block, std::size_t word) const;
 

@@ -38,7 +38,6 @@ void GroupPlay::remember(Seq& seq) const {
 // A table must have a block wherever a forward writes, and slots must lie in those blocks; and only
 // calls on a sequence change what the engine remembers of it.
 void GroupPlay::check_tables(const Seq& seq) const {
-  const std::int64_t size = setup_.core.block_size;
   const Tables all = tables(seq);
   EXPECT(all == seq.tables, "slots moved without a call on their sequence");
   EXPECT(computed(seq) == seq.computed, "num_computed changed without a call on the sequence");
@@ -46,13 +45,18 @@ void GroupPlay::check_tables(const Seq& seq) const {
   EXPECT(std::equal(own.begin(), own.end(),
                     all[static_cast<std::size_t>(setup_.core.full_group)].begin()),
          "a shown table differs from the sequence's");
-  int further = -1;
+  int next = 0;
   for (std::size_t g = 0; g < all.size(); ++g) {
     if (static_cast<int>(g) == setup_.core.full_group) continue;
-    ++further;
-    if (setup_.groups[g].recurrent()) continue;
-    const std::int64_t first = core_.first_of(seq.handle, further) * size;
+    const int further = next;
+    next += setup_.groups[g].num_slices;
+    if (!setup_.groups[g].is_attention()) continue;
+    const std::int64_t size = device_.size_of(g);
     const std::int64_t end = num_slots(seq);
+    std::int64_t first = end;
+    for (int slice = further; slice < next; ++slice)
+      first = std::min(first, core_.first_of(seq.handle, slice) * setup_.core.block_size +
+                                  core_.groups()->group(slice).begin);
     if (first >= end) continue;
     std::vector<std::int64_t> slots(static_cast<std::size_t>(end - first));
     core_.group_slots(seq.handle, further, first, end, slots.data());
@@ -72,12 +76,12 @@ bool GroupPlay::is_in_cache(std::size_t block) const {
 // No block that a step in flight may read is written for another sequence.
 void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
                             const std::vector<GroupWork>& work) {
-  const std::int64_t size = setup_.core.block_size;
   std::vector<bool> written(static_cast<std::size_t>(setup_.core.num_blocks));
   for (const BlockCopy& copy : copies) written[static_cast<std::size_t>(copy.destination)] = true;
   for (const GroupWork& one : work)
     for (std::size_t g = 0; g < one.tables.size(); ++g) {
-      const bool state = setup_.groups[g].recurrent();
+      const bool state = !setup_.groups[g].is_attention();
+      const std::int64_t size = device_.size_of(g);
       const std::int64_t end = state ? 1 : (one.stop + size - 1) / size;
       for (std::int64_t unit = state ? 0 : one.start / size; unit < end; ++unit)
         written[static_cast<std::size_t>(one.tables[g][static_cast<std::size_t>(unit)])] = true;
@@ -94,8 +98,11 @@ void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
 
 void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start,
                          std::int64_t stop) const {
+  const GroupRow row = core_.view_groups(seq->handle);
+  const bool begins = row.since == start && row.farthest == start;
   closed.work.push_back({seq->handle, start, stop,
-                         {seq->prefixes.begin(), seq->prefixes.begin() + stop}, seq->tables});
+                         {seq->prefixes.begin(), seq->prefixes.begin() + stop}, seq->tables,
+                         begins});
   closed.parts.push_back({seq->handle, stop});
 }
 

@@ -248,6 +248,7 @@ GROUPS: list[tuple[Any, ...]] = [
     (FullAttention(), SlidingWindow(4, block_size=1)),
     (FullAttention(), Ring(8)),
     (FullAttention(), SlidingWindow(6), RecurrentState(extra_blocks=2)),
+    (FullAttention(block_size=1), SlidingWindow(3, block_size=1)),
 ]
 
 
@@ -269,6 +270,28 @@ def test_blocks_of_all_groups_leave(make_manager: MakeManager, groups: Any) -> N
     manager.grow(40)
     running.resume()
     step(manager)
+
+
+def admitted_with(
+    make_manager: MakeManager, groups: tuple[Any, ...]
+) -> tuple[BlockManager, set[int]]:
+    """A manager with a sequence that has computed nothing, and the blocks of its tables."""
+    manager = make_manager(40, 2, groups=groups, null_block=True)
+    row = manager.row(manager.admit(LONG))
+    tables = (manager.group_table(g)[row].tolist() for g in range(len(groups)))
+    return manager, {block for table in tables for block in table if block}
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_a_sequence_caches_nothing_beside_a_block_of_any_group_that_leaves(
+    make_manager: MakeManager, groups: tuple[Any, ...]
+) -> None:
+    for block in admitted_with(make_manager, groups)[1]:
+        manager, _ = admitted_with(make_manager, groups)
+        manager.shrink(block)
+        assert block in manager.leaving()
+        step(manager)
+        manager.check_invariants()
 
 
 def test_a_window_that_leaves_makes_no_room_for_a_batch(make_manager: MakeManager) -> None:
