@@ -22,7 +22,7 @@ from blockmgr.errors import (
     StaleMatchError,
     UnknownSequenceError,
 )
-from tests.specification.blocks import Block, Prefix, Seq, common, cut
+from tests.specification.blocks import NODES, Block, Prefix, Seq, common, cut
 from tests.specification.layers import RecurrentState, Ring
 from tests.specification.steps import ModelSteps
 
@@ -63,6 +63,8 @@ class Plan:
             then.
         fresh: Blocks to allocate.
         idle: Blocks that it shares or copies and that nobody uses: they are not available then.
+        fresh_nodes: Likewise without full attention, of nodes.
+        idle_nodes: Likewise.
     """
 
     cached: int
@@ -71,6 +73,8 @@ class Plan:
     taken_over: bool = False
     fresh: int = 0
     idle: int = 0
+    fresh_nodes: int = 0
+    idle_nodes: int = 0
 
     needed = property(lambda self: self.fresh + self.idle)
 
@@ -135,7 +139,9 @@ class ModelAdmission(ModelSteps):
         return seq
 
     def new_seq(self, handle: int = -1) -> Seq:
-        return Seq(handle, b"", [], {}, self.size, self.lead, [[] for _ in self.kinds])
+        return Seq(
+            handle, b"", [], {}, self.size, self.lead, self.identity, [[] for _ in self.kinds]
+        )
 
     def prompt(self, tokens: Iterable[int], namespace: object = b"", extras: object = None) -> Seq:
         seq = self.new_seq()
@@ -251,7 +257,7 @@ class ModelAdmission(ModelSteps):
 
     def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
         """Whether the copied blocks are idle and end exactly at this prefix."""
-        idle = self.idle_of(self.share(prefix[0]))
+        idle = self.idle()
         return bool(plan.copied) and all(
             block in idle and block.content == (group, prefix)
             for group, block in plan.copied.items()
@@ -290,16 +296,24 @@ class ModelAdmission(ModelSteps):
     def priced(self, plan: Plan, seq: Seq, num_slots: int) -> Plan:
         units = self.units(max(num_slots, plan.cached))
         plan.fresh = len(self.singles())
-        for group, kind in self.attention():
+        for group, kind in self.in_memory():
             first = self.first_unit(kind, plan.cached)
             plan.fresh += max(0, units - first) - len(plan.shared[group])
         for _ in self.uncached():
             plan.fresh += units - self.start_of(plan.cached) // self.size
         if plan.taken_over:
-            plan.fresh -= len(plan.copied)
+            plan.fresh -= len(self.of_memory(plan.copied.values()))
         idle = self.idle_of(self.share(seq.namespace))
         plan.idle = len(set(plan.acquired()).intersection(idle))
+        if self.nodes is not None:
+            within = plan.taken_over and self.nodes in plan.copied
+            plan.fresh_nodes = units - len(plan.shared[self.nodes]) - within
+            plan.idle_nodes = len(set(plan.acquired()).intersection(self.idle_of(NODES)))
         return plan
+
+    def has_nodes_for(self, plan: Plan) -> bool:
+        needed = plan.fresh_nodes + plan.idle_nodes
+        return not needed or needed <= self.available(NODES)
 
     def best_plan(self, seq: Seq, num_slots: int, terms: Terms) -> tuple[Plan, bool]:
         """The best plan that fits, or one that does not."""
@@ -311,7 +325,7 @@ class ModelAdmission(ModelSteps):
                 raise StaleMatchError(terms.due or 0, plan.cached)
             if not self.may_fit(plan, num_slots, share):
                 continue
-            fits = plan.needed == 0 or plan.needed <= room
+            fits = (plan.needed == 0 or plan.needed <= room) and self.has_nodes_for(plan)
             if fits or terms.due is not None:
                 return plan, fits
             tried.append(plan)
@@ -324,7 +338,7 @@ class ModelAdmission(ModelSteps):
     def may_fit(self, plan: Plan, num_slots: int, share: bytes | None) -> bool:
         """Whether the plan fits into its share if no other sequence uses it."""
         units = self.units(max(num_slots, plan.cached))
-        first = [self.first_unit(kind, plan.cached) for _, kind in self.attention()]
+        first = [self.first_unit(kind, plan.cached) for _, kind in self.in_memory()]
         first += [self.start_of(plan.cached) // self.size for _ in self.uncached()]
         return sum(units - unit for unit in first) + len(self.singles()) <= self.limit(share)
 
@@ -375,7 +389,7 @@ class ModelAdmission(ModelSteps):
             table += plan.shared[group]
             if own := self.going_on(group, plan, fresh):
                 table.append(own)
-            table += [next(fresh) for _ in range(units - len(table))]
+            table += self.more(group, units - len(table), fresh)
         seq.computed = seq.cached = plan.cached
         seq.since = seq.farthest = seq.replayed = seq.begun = start
         seq.again = (start, plan.cached) if self.replay else (0, 0)
@@ -383,6 +397,12 @@ class ModelAdmission(ModelSteps):
         seq.stands, seq.moves, seq.preempted, seq.slot = True, 0, False, 0
         self.settle_at(seq, plan.cached)
         self.enter(seq)
+
+    def more(self, group: int, count: int, fresh: Iterator[Block]) -> list[Block]:
+        """So many blocks of a group of attention."""
+        if group == self.nodes:
+            return self.take_nodes(count)
+        return [next(fresh) for _ in range(count)]
 
     def new_slots(self, group: int, fresh: Iterator[Block]) -> list[Block | None]:
         return [next(fresh) for _ in range(1 + self.kinds[group].extra_blocks)]
@@ -392,7 +412,7 @@ class ModelAdmission(ModelSteps):
         source = plan.copied.get(group)
         if source is None or plan.taken_over:
             return source
-        own = next(fresh)
+        [own] = self.more(group, 1, fresh)
         brought = self.size if group in self.recurrent() else plan.cached % self.size
         self.record(group, source, own, brought)
         return own

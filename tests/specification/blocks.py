@@ -23,6 +23,7 @@ from tests.specification.layers import (
     Attention,
     FullAttention,
     Kind,
+    Nodes,
     RecurrentState,
     Ring,
     kinds_of,
@@ -31,7 +32,10 @@ from tests.specification.layers import (
 __all__ = ["Block", "Content", "Copy", "ModelBlocks", "Prefix", "Seq", "common", "cut", "marked"]
 
 ANY_NUMBER = 1 << 40
-"""Of slots: states alone need no blocks for their tokens."""
+"""Of slots: states alone need no blocks for their tokens. And of nodes, if none is given."""
+
+NODES = b"nodes"
+"""The share of blocks without memory, see ``layers.Nodes``; no namespace has it."""
 
 FIRST_CHILDREN = 32
 """How many continuations of a block a prompt is compared with to continue within a block."""
@@ -101,6 +105,7 @@ class Seq:
     extras: Mapping[int, bytes]
     size: int
     lead: int | None  # the first group with full attention, or else with any; None: states alone
+    counted: int | None  # the group with a block for each of its units; None: states alone
     tables: list[list[Block | None]] = field(default_factory=list)
     """For each group its blocks by unit, None where it has none; for a state, its slots."""
 
@@ -148,7 +153,7 @@ class Seq:
 
     @property
     def num_slots(self) -> int:
-        return ANY_NUMBER if self.lead is None else len(self.blocks) * self.size
+        return ANY_NUMBER if self.counted is None else len(self.tables[self.counted]) * self.size
 
     def prefix(self, length: int) -> Prefix:
         tokens = self.tokens[:length]
@@ -174,6 +179,9 @@ class Seq:
 class ModelBlocks:
     """Blocks; of sequences it knows only the tables, and of groups what a query reads."""
 
+    has_nodes = True
+    """Whether sequences share nodes where no group has full attention."""
+
     def __init__(
         self,
         num_blocks: int,
@@ -182,6 +190,10 @@ class ModelBlocks:
         **options: Any,
     ) -> None:
         self.kinds = tuple(kinds) or kinds_of(options.pop("groups", ()))
+        self.nodes: int | None = None  # their group
+        if self.has_nodes and not self.full_attention():
+            self.nodes, self.kinds = len(self.kinds), (*self.kinds, Nodes())
+        self.num_nodes: int = options.pop("num_nodes", None) or ANY_NUMBER
         # The config allows these only together with groups, one of them with full attention.
         self.lookahead: int = options.pop("max_rollback_tokens", 0)
         """Tokens that may be truncated after their commit: drafts."""
@@ -227,6 +239,10 @@ class ModelBlocks:
             if isinstance(kind, Attention) and kind.cached:
                 yield group, kind
 
+    def in_memory(self) -> list[tuple[int, Attention]]:
+        """Those of them whose blocks have memory."""
+        return [(group, kind) for group, kind in self.attention() if group != self.nodes]
+
     def uncached(self) -> list[tuple[int, Attention]]:
         """Windows that prompts do not find: each block has one sequence."""
         kinds = enumerate(self.kinds)
@@ -257,7 +273,13 @@ class ModelBlocks:
     @property
     def lead(self) -> int | None:
         """The group of ``block_tables``."""
-        return next(iter([*self.full_attention(), *(g for g, _ in self.attention())]), None)
+        groups = [*self.full_attention(), *(g for g, _ in self.attention())]
+        return next((group for group in groups if group != self.nodes), None)
+
+    @property
+    def identity(self) -> int | None:
+        """The group that has a block of each unit, as long as anything continues it."""
+        return self.lead if self.nodes is None else self.nodes
 
     def units(self, num_tokens: int) -> int:
         return -(-num_tokens // self.size)
@@ -298,7 +320,8 @@ class ModelBlocks:
     def settle(self) -> None:
         """Drops copies without a reader, and stamps the blocks that became unused."""
         kept = [copy for copy in self.pending if self.is_awaited(copy)]
-        self.count["cancelled_copies"] += len(self.pending) - len(kept)
+        of_memory = (copy for copy in self.pending if copy.group != self.nodes)
+        self.count["cancelled_copies"] += sum(copy not in kept for copy in of_memory)
         self.pending = kept
         self.due_zeros = [block for block in self.due_zeros if self.is_in_use(block)]
         self.part_twins()
@@ -391,6 +414,8 @@ class ModelBlocks:
         return namespace if namespace in self.quotas else None
 
     def limit(self, share: bytes | None) -> int:
+        if share == NODES:
+            return self.num_nodes
         return sum(owner == share for owner in self.owners.values())
 
     def watermark(self, share: bytes | None, asked: int | None = None) -> int:
@@ -422,6 +447,8 @@ class ModelBlocks:
         return [block for block in self.idle() if block.share == share]
 
     def available(self, share: bytes | None = None) -> int:
+        if share == NODES:
+            return self.num_free_nodes() + len(self.idle_of(NODES))
         return len(self.free_blocks(share)) + len(self.idle_of(share))
 
     def num_withheld(self) -> int:
@@ -443,6 +470,25 @@ class ModelBlocks:
             self.live.append(taken[-1])
             self.held.append(taken[-1])
         return taken
+
+    def take_nodes(self, count: int) -> list[Block]:
+        """The same of those without memory."""
+        taken = []
+        for _ in range(count):
+            while self.num_free_nodes() < 1:
+                self.evict(NODES)
+            serial = next(self.clock)
+            taken.append(Block(-serial, serial, NODES))
+            self.live.append(taken[-1])
+            self.held.append(taken[-1])
+        return taken
+
+    def num_free_nodes(self) -> int:
+        fenced = sum(i < 0 and self.fenced(fence) for i, fence in self.fence_of_id.items())
+        return self.num_nodes - sum(b.share == NODES for b in self.live) - fenced
+
+    def of_memory(self, blocks: Iterable[Block]) -> list[Block]:
+        return [block for block in blocks if block.share != NODES]
 
     def waiting(self) -> list[Copy]:
         """The copies that are not applied."""
@@ -469,8 +515,10 @@ class ModelBlocks:
 
     def stats(self) -> Stats:
         shares = (None, *self.quotas)
-        idle, free = len(self.idle()), sum(len(self.free_blocks(share)) for share in shares)
-        used = sum(block.stamp is None for block in self.live)
+        live = self.of_memory(self.live)
+        idle = len(self.of_memory(self.idle()))
+        free = sum(len(self.free_blocks(share)) for share in shares)
+        used = sum(block.stamp is None for block in live)
         self.count["peak_used_blocks"] = max(self.count["peak_used_blocks"], used)
         capacity = self.capacity - self.num_withheld()
         gauges = {
@@ -479,9 +527,9 @@ class ModelBlocks:
             "idle_blocks": idle,
             "used_blocks": used,
             "fenced_blocks": capacity - free - idle - used,
-            "cached_blocks": sum(block.content is not None for block in self.live),
+            "cached_blocks": sum(block.content is not None for block in live),
             "num_sequences": len(self.seqs),
-            "pending_copies": len(self.pending),
+            "pending_copies": sum(copy.group != self.nodes for copy in self.pending),
             **self.level_gauges(),
         }
         return Stats(**{**self.count, **gauges})

@@ -15,7 +15,7 @@ from typing import Any
 from blockmgr.blocks import Priority
 from blockmgr.errors import NeverFitsError
 from tests.specification.admission import Plan, Terms
-from tests.specification.blocks import Block, Content, Prefix, Seq, cut
+from tests.specification.blocks import NODES, Block, Content, Prefix, Seq, cut
 from tests.specification.resuming import ModelResuming
 
 __all__ = ["ModelBoundaries"]
@@ -168,16 +168,16 @@ class ModelBoundaries(ModelResuming):
         self.passed.pop(prefix, None)
         alike = self.alike(prefix)
         # Without states, a longer block that is found first stands for it.
-        if self.recurrent() or alike[0].content == (self.lead, prefix):
+        if self.recurrent() or alike[0].content == (self.identity, prefix):
             ends = (self.find((group, prefix)) for group, _ in self.attention())
             self.bring_forward(filter(None, ends))
 
     def alike(self, prefix: Prefix) -> list[Block]:
         """The blocks of full attention that begin with the last tokens of a prefix."""
-        if self.lead is None or not prefix[1]:
+        if self.identity is None or not prefix[1]:
             return []
         start = (self.units(len(prefix[1])) - 1) * self.size
-        after = self.children(self.lead, cut(prefix, start))
+        after = self.children(self.identity, cut(prefix, start))
         return [b for b in after if b.content and cut(b.content[1], len(prefix[1])) == prefix]
 
     def bring_forward(self, blocks: Iterable[Block]) -> None:
@@ -418,7 +418,7 @@ class ModelBoundaries(ModelResuming):
 
         The sequence needs at least these, whatever its engine does (rule 14).
         """
-        kinds = [kind for _, kind in (*self.attention(), *self.uncached())]
+        kinds = [kind for _, kind in (*self.in_memory(), *self.uncached())]
         most = 0
         for position in range(num_slots, num_tokens):
             last = max(0, position - self.lookahead)
@@ -428,7 +428,8 @@ class ModelBoundaries(ModelResuming):
 
     def peak(self, num_slots: int, num_tokens: int) -> int:
         """The same peak including the first forward, for a sequence that finds nothing."""
-        first = len(self.growing()) * self.units(num_slots) + len(self.singles())
+        growing = len(self.growing()) - (self.nodes is not None)
+        first = growing * self.units(num_slots) + len(self.singles())
         return max(first, self.later_peak(num_slots, num_tokens))
 
     def checked_slots(self, seq: Seq, num_slots: int | None, terms: Terms) -> int:
@@ -436,12 +437,15 @@ class ModelBoundaries(ModelResuming):
         slots = len(seq.tokens) if num_slots is None else num_slots
         share = self.share(seq.namespace)
         fits = (self.may_fit(plan, slots, share) for plan in self.plans(seq, slots, terms))
+        self.check_growth(seq, max(slots, len(seq.tokens)))
         if self.later_peak(slots, len(seq.tokens)) > self.limit(share) or not any(fits):
             raise NeverFitsError(f"{slots} slots never fit")
         return slots
 
     def check_growth(self, seq: Seq, num_slots: int) -> None:
-        """What a window has released makes room for what it reads next."""
+        """What a window has released makes room for what it reads next, but no node is released."""
+        if self.units(num_slots) > self.num_nodes:
+            raise NeverFitsError(f"{num_slots} slots take more nodes than there are")
 
     # ---- the end of a sequence ----------------------------------------------------------
 
@@ -606,7 +610,7 @@ class ModelBoundaries(ModelResuming):
         if len(contents) != len(set(contents)):
             found.append("two blocks are findable by one content")
         held = [(s, b) for s in running for table in s.tables for b in table if b]
-        if any(block.share != self.share(seq.namespace) for seq, block in held):
+        if any(b.share not in {self.share(seq.namespace), NODES} for seq, b in held):
             found.append("a sequence holds a block of another share")
         for seq in running:
             for group, kind in self.attention():

@@ -240,7 +240,7 @@ class ModelForgetting(ModelAdmission):
             # The release passes the key to a twin that the same forward writes for another
             # sequence.
             if block.content and all(other.twin is not block for other in self.live):
-                if block.content[0] == self.lead:  # it may have got children through a twin
+                if block.content[0] == self.identity:  # it may have got children through a twin
                     self.forget_after(block.content[1], set())
                 else:
                     self.lose(block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockmgr.blocks import Remap
-from tests.specification.blocks import Block, Prefix, Seq
+from tests.specification.blocks import NODES, Block, Prefix, Seq
 from tests.specification.forgetting import ModelForgetting
 from tests.specification.layers import Ring
 
@@ -183,7 +183,7 @@ class ModelKeeping(ModelForgetting):
         share = self.share(seq.namespace)
         if seq.outdated or seq.promoted < unit or not rest >= self.min_partial_tokens > 0:
             return False
-        if len(self.kinds) - len(self.rings()) > room:
+        if not self.has_room_to_branch(seq, room):
             return False
         if any(self.find((group, prefix)) for group in range(len(self.kinds))):
             self.pass_no_more(prefix)
@@ -194,7 +194,9 @@ class ModelKeeping(ModelForgetting):
         own |= {group: seq.own(group, unit) for group, _ in self.attention()}
         if not all(map(self.may_be_given, own.values())):
             return False
-        for (group, block), fresh in zip(own.items(), self.take(len(own), share), strict=True):
+        taken = iter(self.take(len(own) - (self.nodes in own), share))
+        for group, block in own.items():
+            [fresh] = self.more(group, 1, taken)
             assert block is not None
             self.publish(block, (group, prefix))
             recurrent = group in self.recurrent()
@@ -202,6 +204,15 @@ class ModelKeeping(ModelForgetting):
             self.record(group, block, fresh, self.size if recurrent else rest, keeps=recurrent)
         self.is_boundary_now(prefix)
         return True
+
+    def has_room_to_branch(self, seq: Seq, room: int) -> bool:
+        """Whether there are blocks for the copies, and a node."""
+        if len(self.recurrent()) + len(self.in_memory()) > room:
+            return False
+        if self.nodes is None:
+            return True
+        passed = seq.computed == seq.prompt_end  # it evicts nothing
+        return (self.num_free_nodes() if passed else self.available(NODES)) > 0
 
     def may_be_given(self, block: Block | None) -> bool:
         """Whether only this sequence has the block, so that it can be cached."""

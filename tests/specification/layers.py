@@ -48,6 +48,14 @@ class FullAttention(Layer):
 
 
 @dataclass(frozen=True)
+class Nodes(FullAttention):
+    """Where no group has full attention: what sequences share, as if it had, without memory.
+
+    Its copies are waited for like others, but nothing is to be done for them.
+    """
+
+
+@dataclass(frozen=True)
 class SlidingWindow(Layer):
     """The last ``width`` positions, including its own."""
 

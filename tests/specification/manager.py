@@ -22,18 +22,13 @@ from blockmgr.errors import (
     StepError,
 )
 from tests.specification.admission import Terms, token_list, whole
-from tests.specification.blocks import Block, Seq
+from tests.specification.blocks import NODES, Block, Seq
 from tests.specification.keeping import ModelKeeping
 
 __all__ = ["Specification"]
 
 
-Growth = tuple[dict[int, Block], dict[int, int]]
-
-
-def num_blocks(growth: Growth) -> int:
-    left, more = growth
-    return len(left) + sum(more.values())
+Growth = tuple[dict[int, Block], dict[int | None, int]]
 
 
 class Specification(ModelKeeping):
@@ -156,13 +151,22 @@ class Specification(ModelKeeping):
                 self.check_written(seq)
             moving += shared.values()
             tables = ((group, seq.tables[group]) for group in self.growing())
-            more = {g: max(0, self.num_entries(g, num_slots) - len(t)) for g, t in tables}
+            more: dict[int | None, int] = {
+                g: max(0, self.num_entries(g, num_slots) - len(t)) for g, t in tables
+            }
             wanted.append((shared, more))
         shares = [self.share(seq.namespace) for seq in seqs]
         given_back = [self.num_left(seq) if left else 0 for seq in seqs]
         pairs = zip(wanted, given_back, strict=True)
-        self.check_room(shares, [num_blocks(growth) - back for growth, back in pairs])
+        self.check_room(shares, [self.num_blocks(growth) - back for growth, back in pairs])
+        nodes = sum((self.nodes in left) + more.get(self.nodes, 0) for left, more in wanted)
+        self.check_room([NODES], [nodes])
         return wanted
+
+    def num_blocks(self, growth: Growth) -> int:
+        left, more = growth
+        count = sum(count for group, count in more.items() if group != self.nodes)
+        return len(self.of_memory(left.values())) + count
 
     def growing(self) -> list[int]:
         """The groups whose tables grow with the slots."""
@@ -183,25 +187,25 @@ class Specification(ModelKeeping):
         shares = [self.share(seq.namespace) for seq in seqs]
         with self.call():
             pairs = zip(wanted, shares, strict=True)
-            fresh = [self.take(num_blocks(growth), share) for growth, share in pairs]
-            for seq, (shared, more), blocks in zip(seqs, wanted, fresh, strict=True):
+            taken = [self.take(self.num_blocks(growth), share) for growth, share in pairs]
+            for seq, (shared, more), blocks in zip(seqs, wanted, taken, strict=True):
+                fresh = iter(blocks)
                 if write:
-                    self.make_writable(seq, shared, blocks)
+                    self.make_writable(seq, shared, fresh)
                 for group, count in more.items():
-                    seq.tables[group] += blocks[:count]
-                    del blocks[:count]
+                    seq.tables[group] += self.more(group, count, fresh)
 
     def check_growth(self, seq: Seq, num_slots: int) -> None:
         self.check_fits(seq, num_slots)
 
     def check_room(self, shares: list[bytes | None], needed: list[int]) -> None:
-        for share in (None, *self.quotas):
+        for share in (None, *self.quotas, NODES):
             pairs = zip(shares, needed, strict=True)
             in_all = sum(count for own, count in pairs if own == share)
-            if in_all > self.available(share):
+            if in_all > 0 and in_all > self.available(share):
                 raise OutOfBlocksError(in_all, self.available(share))
 
-    def make_writable(self, seq: Seq, shared: dict[int, Block], fresh: list[Block]) -> None:
+    def make_writable(self, seq: Seq, shared: dict[int, Block], fresh: Iterator[Block]) -> None:
         """Moves the sequence to blocks of its own; takes those off the fresh ones."""
         unit = len(seq.tokens) // self.size
         start = unit * self.size
@@ -211,7 +215,8 @@ class Specification(ModelKeeping):
                 block.twin = None  # about to diverge from it
         brought = least = max(0, min(seq.written, seq.computed) - start)
         for group, source in shared.items():
-            own = seq.tables[group][unit] = fresh.pop(0)
+            [own] = self.more(group, 1, fresh)
+            seq.tables[group][unit] = own
             if brought:
                 least = min(least, self.record(group, source, own, brought))
         if shared:  # tokens that are not written yet cannot be copied: they are computed again

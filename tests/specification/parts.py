@@ -38,6 +38,8 @@ class LayoutSeq(Seq):
 class ModelParts(ModelBoundaries):
     """What blocks have, who writes them, and which boundaries they serve."""
 
+    has_nodes = False
+
     def __init__(self, *args: Any, stop_tokens: int | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         check_layout(self.kinds, self.size)
@@ -97,7 +99,9 @@ class ModelParts(ModelBoundaries):
 
     def new_seq(self, handle: int = -1) -> LayoutSeq:
         tables: list[list[Block | None]] = [[] for _ in self.kinds]
-        return LayoutSeq(handle, b"", [], {}, self.size, self.lead, tables, kinds=self.kinds)
+        return LayoutSeq(
+            handle, b"", [], {}, self.size, self.lead, self.lead, tables, kinds=self.kinds
+        )
 
     def reaches(self, block: Block) -> int:
         """The end of the tokens that a block has."""

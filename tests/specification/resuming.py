@@ -13,7 +13,7 @@ from typing import Any
 
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, SequenceStateError
 from tests.specification.admission import Plan, Terms
-from tests.specification.blocks import Block, Seq, common
+from tests.specification.blocks import NODES, Block, Seq, common
 from tests.specification.manager import Specification
 
 __all__ = ["ModelResuming"]
@@ -74,7 +74,7 @@ class ModelResuming(Specification):
         """All of them, or none; the more they share, the less of the cache they need."""
         terms = Terms(read_cache=read_cache)
         members = self.members(list(handles), num_slots, terms)
-        held_back = self.held_back(members)
+        held_back = self.held_back(members) | ({} if self.nodes is None else {NODES: 0})
         shortages: list[OutOfBlocksError] = []
         may_fit = False
         for attempt in ATTEMPTS:
@@ -148,8 +148,8 @@ class ModelResuming(Specification):
         return plan
 
     def end_of(self, plan: Plan) -> Block | None:
-        """The last block that it finds, in the group of ``block_tables``."""
-        lead = self.lead or 0
+        """The last block that it finds, in the group that has one of each unit."""
+        lead = self.identity or 0
         return plan.copied.get(lead) or next(reversed(plan.shared[lead]), None)
 
     def shared_units(self, member: Member, donor: Member, in_common: int) -> int:
@@ -190,23 +190,28 @@ class ModelResuming(Specification):
 
     # ---- what they take -----------------------------------------------------------------
 
-    def num_fresh(self, member: Member) -> int:
+    def num_fresh(self, member: Member, share: bytes | None = None) -> int:
         if member.donor is None:
-            return member.plan.fresh
+            return member.plan.fresh_nodes if share == NODES else member.plan.fresh
         units = max(member.units, self.units(member.slots)) - member.units
-        return units * len(list(self.attention())) + len(self.singles())
+        return units if share == NODES else units * len(self.in_memory()) + len(self.singles())
+
+    def what_takes(self, members: list[Member], share: bytes | None) -> tuple[int, set[Block]]:
+        """The fresh blocks of a share that they take, and those that they find."""
+        of_share = [m for m in members if share in {NODES, self.share(m.seq.namespace)}]
+        found = {b for m in of_share if not m.donor for b in m.plan.acquired()}
+        found = {b for b in found if (b.share == NODES) == (share == NODES)}
+        return sum(self.num_fresh(member, share) for member in of_share), found
 
     def num_held(self, members: list[Member], share: bytes | None) -> int:
         """The blocks of a share that they have afterwards."""
-        own = [member for member in members if self.share(member.seq.namespace) == share]
-        acquired = {b for member in own if not member.donor for b in member.plan.acquired()}
-        return sum(map(self.num_fresh, own)) + len(acquired)
+        fresh, found = self.what_takes(members, share)
+        return fresh + len(found)
 
     def num_needed(self, members: list[Member], share: bytes | None) -> int:
         """Those of them that are available now."""
-        own = [member for member in members if self.share(member.seq.namespace) == share]
-        acquired = {b for member in own if not member.donor for b in member.plan.acquired()}
-        return sum(map(self.num_fresh, own)) + len(acquired.intersection(self.idle_of(share)))
+        fresh, found = self.what_takes(members, share)
+        return fresh + len(found.intersection(self.idle_of(share)))
 
     def place_all(self, members: list[Member], terms: Terms) -> None:
         with self.call():
@@ -234,4 +239,4 @@ class ModelResuming(Specification):
         units = max(member.units, self.units(member.slots))
         for group in self.growing():
             del seq.tables[group][member.units :]
-            seq.tables[group] += [next(fresh) for _ in range(units - member.units)]
+            seq.tables[group] += self.more(group, units - member.units, fresh)

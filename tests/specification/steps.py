@@ -55,15 +55,16 @@ class ModelSteps(ModelBlocks):
         self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
     ) -> int:
         """Plans a copy; of a copy that is not taken, from its source. Returns its tokens."""
+        is_empty = source in self.due_zeros  # unlike a ring that is emptied after it was copied
         for copy in self.pending:
             if copy.destination is source:
                 source, num_tokens = copy.source, min(num_tokens, copy.num_tokens)
         self.pending = [copy for copy in self.pending if copy.destination is not destination]
-        if source in self.due_zeros:
+        if is_empty:
             self.due_zeros.append(destination)
         elif num_tokens:
             self.pending.append(Copy(group, source, destination, num_tokens, keeps))
-            self.count["planned_copies"] += 1
+            self.count["planned_copies"] += group != self.nodes
         return num_tokens
 
     def empty(self, block: Block) -> None:
@@ -96,7 +97,8 @@ class ModelSteps(ModelBlocks):
         for seq in self.moved:
             seq.stands, seq.moves = False, seq.moves + 1
             seq.farthest = max(seq.farthest, min(len(seq.tokens), self.num_slots(seq)))
-        rows = [(c.source.id, c.destination.id, c.num_tokens, c.group) for c in self.taken]
+        copies = [copy for copy in self.taken if copy.group != self.nodes]
+        rows = [(c.source.id, c.destination.id, c.num_tokens, c.group) for c in copies]
         columns = np.array(rows, np.int32).reshape(-1, 4).T
         several = len(self.kinds) > 1
         zeros = np.array([block.id for block in self.taken_zeros], np.int32)

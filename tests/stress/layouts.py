@@ -474,12 +474,13 @@ class LayoutWorld(World):
     def pairs(self, entry: Entry) -> Iterator[tuple[int, int]]:
         """Blocks of the manager and of the specification in the same place of a table."""
         tables = self.model.sequence(entry.twin).tables if entry.running else ()
+        tables = tables[: len(self.kinds)]  # and what the specification has beside them
         for mine, theirs in zip(self.tables_of(entry.handle), tables, strict=True):
             ids = [block.id if block else 0 for block in theirs]
             yield from zip(mine, ids, strict=True)
 
     def difference_of_copies(self, names: dict[int, int]) -> str:
-        expected = self.model.waiting()
+        expected = [copy for copy in self.model.waiting() if copy.group != self.model.nodes]
         if not expected and not self.model.in_flight:
             self.tied = False
         planned = self.planned_copies()

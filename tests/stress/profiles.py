@@ -87,6 +87,7 @@ class Profile:
         replays: Likewise windows that are computed again instead of cached.
         drafts: The same with slots for drafts.
         bare: The same without full attention.
+        samples: Whether they are compared with the specification, too, and fork much.
         sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
             manager until it has them.
     """
@@ -105,6 +106,7 @@ class Profile:
     replays: bool = False
     drafts: bool = False
     bare: bool = False
+    samples: bool = False
     sizes_by_group: bool = False
     sessions: bool = False
     together: bool = False
@@ -129,6 +131,11 @@ STEPS = {
 
 DEEP = {**STEPS, "truncate": 6, "fork": 8}
 """The same, with more forks and more that is taken back."""
+
+
+SAMPLES = {**DEEP, "fork": 14, "branch": 10, "reparent": 5, "append": 20, "decode": 20,
+           "preempt": 5, "resume": 7, "resume_together": 4, "step": 26}  # fmt: skip
+"""Several samples of a prompt, and beams."""
 
 
 def of_groups(**fields: Any) -> Profile:
@@ -179,6 +186,7 @@ PROFILES = {
     "replays": of_groups(rings=True, replays=True, weights={**DEEP, "turn": 6}),
     "drafts": of_groups(drafts=True, weights={**DEEP, "append": 24}),
     "bare": of_groups(bare=True, weights=DEEP),
+    "bare_samples": of_groups(bare=True, samples=True, weights=SAMPLES),
     "families": Profile(blocks=(3, 24), quotas=True, together=True, weights=FAMILIES),
     "families_in_groups": Profile(
         sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, together=True,
@@ -350,6 +358,8 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
     if bare:  # what such a manager has not, and few nodes where there is little room
         options |= {"quotas": {}, "retention": False, "max_pinned_blocks": 0}
         options |= {"num_nodes": room if room < 100 else None}
+    if profile.samples:
+        options |= {"dedup": "remap", "num_nodes": rng.choice([None, max(8, room // len(layout))])}
     return options
 
 

@@ -165,7 +165,7 @@ class Run:
     def __init__(self, plan: Plan, profile: str, seed: int) -> None:
         rng = random.Random(f"{profile}:{seed}")
         kind, detectors = PROFILES[profile], plan.detectors
-        if kind.bare or (kind.resized and kind.layouts):
+        if (kind.bare and not kind.samples) or (kind.resized and kind.layouts):
             detectors = detectors.replace("D", "")
         self.profile, self.seed, self.detectors = profile, seed, detectors
         self.config = draw_config(rng, PROFILES[profile], default=plan.default, layout=plan.layout)
