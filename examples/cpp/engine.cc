@@ -1,8 +1,7 @@
-// The engine of the guide "An engine's step" in C++: it admits, decodes, preempts when blocks run out,
-// resumes, runs the copies, and ends sequences.
-#include <blockmgr.hpp>
-
+// The engine of the guide "An engine's step" in C++: it admits, decodes, preempts when blocks run
+// out, resumes, runs the copies, and ends sequences.
 #include <algorithm>
+#include <blockmgr.hpp>
 #include <cstdio>
 #include <vector>
 
@@ -49,7 +48,7 @@ struct Engine {
       try {
         manager.decode(handles, tokens);
         return;
-      } catch (const blockmgr::OutOfBlocks&) {  // nothing has changed: preempt the newest
+      } catch (const blockmgr::OutOfBlocks&) {   // nothing has changed: preempt the newest
         manager.preempt(running.back().handle);  // its last token will be sampled again
         preempted.push_back(running.back().handle);
         running.pop_back();

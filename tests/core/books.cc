@@ -150,8 +150,7 @@ std::vector<Tampering> of_blocks() {
          const NodeId b = v.node([&](NodeId, const Node& k) {
            return k.key_tokens == v.core.nodes_.block_size && k.key_tokens > 1;
          });
-         return b < 0 ? Undo()
-                      : set(v.core.nodes_[b].key_tokens, v.core.nodes_[b].key_tokens - 1);
+         return b < 0 ? Undo() : set(v.core.nodes_[b].key_tokens, v.core.nodes_[b].key_tokens - 1);
        }},
       {"another parent",
        [](Victim& v) -> Undo {
@@ -167,9 +166,9 @@ std::vector<Tampering> of_blocks() {
        to(
            &Node::prev_sibling,
            [](NodeId, const Node& k) { return k.keyed() && k.prev_sibling >= 0; }, kNoNode)},
-      {"no child", to(
-                       &Node::first_child,
-                       [](NodeId, const Node& k) { return k.first_child >= 0; }, kNoNode)},
+      {"no child",
+       to(
+           &Node::first_child, [](NodeId, const Node& k) { return k.first_child >= 0; }, kNoNode)},
       {"a child of a block without children",
        [](Victim& v) -> Undo {
          const NodeId b = v.node([](NodeId, const Node& k) { return k.first_child < 0; });
@@ -181,8 +180,7 @@ std::vector<Tampering> of_blocks() {
       {"a copy without a source", to(&Node::copy_source, pending, kNoNode)},
       {"an unplanned copy",
        [](Victim& v) -> Undo {
-         const NodeId b =
-             v.node([](NodeId, const Node& k) { return k.copy_source == kNoNode; });
+         const NodeId b = v.node([](NodeId, const Node& k) { return k.copy_source == kNoNode; });
          const NodeId other = v.node(any);
          return b < 0 ? Undo() : set(v.core.nodes_[b].copy_source, other);
        }},
@@ -276,10 +274,8 @@ std::vector<Tampering> of_pool() {
          std::uint64_t& word = ids.empty_.words_[0];
          return set(word, word ^ 1);
        }},
-      {"a wrong count of idle blocks",
-       [](Victim& v) { return miscount(v, partition(v).idle); }},
-      {"a wrong count of copies",
-       [](Victim& v) { return miscount(v, v.core.copies_.pending_); }},
+      {"a wrong count of idle blocks", [](Victim& v) { return miscount(v, partition(v).idle); }},
+      {"a wrong count of copies", [](Victim& v) { return miscount(v, v.core.copies_.pending_); }},
       {"a word of free ids that no search finds",
        [](Victim& v) -> Undo {
          auto& levels = partition(v).ids.free_.levels_;
@@ -497,8 +493,7 @@ void check_fingerprint(Victim& victim) {
   check("cancelled copies", copies.num_cancelled_);
   Pool::Partition& own = partition(victim);
   check("evicted blocks", own.num_evicted);
-  if (own.retention && own.range.count)
-    check("hints", own.retention->kept_[own.range.first].hint);
+  if (own.retention && own.range.count) check("hints", own.retention->kept_[own.range.first].hint);
 }
 
 std::vector<Tampering> everything() {

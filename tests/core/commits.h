@@ -24,11 +24,10 @@ struct Commits {
 };
 
 template struct Commits<&Pool::take, &Pool::take_run, &Pool::take_idle, &Pool::victim,
-                        &Pool::acquire, &Pool::acquire_chain, &Pool::release,
-                        &Pool::release_table, &Pool::pin, &Pool::unpin, &Pool::admitted,
-                        &Pool::hit, &Pool::touch, &Pool::tell_cached, &Pool::exchange,
-                        &Pool::promote, &Pool::promote_tail, &Pool::forget,
-                        &Pool::set_twin, &Pool::drop_twin, &Pool::part_from_twins,
+                        &Pool::acquire, &Pool::acquire_chain, &Pool::release, &Pool::release_table,
+                        &Pool::pin, &Pool::unpin, &Pool::admitted, &Pool::hit, &Pool::touch,
+                        &Pool::tell_cached, &Pool::exchange, &Pool::promote, &Pool::promote_tail,
+                        &Pool::forget, &Pool::set_twin, &Pool::drop_twin, &Pool::part_from_twins,
                         &Pool::hand_over, &Pool::take_over, &Pool::move_fence>;
 template struct Commits<&PrefixIndex::retain_root, &PrefixIndex::release_root, &PrefixIndex::insert,
                         &PrefixIndex::insert_tail, &PrefixIndex::erase, &PrefixIndex::move>;
@@ -36,8 +35,8 @@ template struct Commits<&Interner::retain, &Interner::release>;
 template struct Commits<&CopyTracker::plan, &CopyTracker::drop, &CopyTracker::take,
                         &CopyTracker::applied, &CopyTracker::aborted>;
 template struct Commits<&Observer::on_taken, &Observer::on_freed, &Observer::on_cached,
-                        &Observer::on_idle, &Observer::on_used,
-                        &Observer::on_touched, &Observer::on_moved, &Observer::on_uncached>;
+                        &Observer::on_idle, &Observer::on_used, &Observer::on_touched,
+                        &Observer::on_moved, &Observer::on_uncached>;
 template struct Commits<&Policy::admitted, &Policy::on_hit, &Policy::victim>;
 template struct Commits<&BlockPool::acquire_run, &BlockPool::run_from>;
 template struct Commits<&Store::move_to_fresh, &Store::make_findable, &Store::drop_reference,

@@ -11,12 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "search.h"
-
 #include "canonical.h"
 #include "group_board.h"
 #include "group_names.h"
 #include "operations.h"
+#include "search.h"
 
 namespace {
 
@@ -115,8 +114,9 @@ Options parse(int argc, char** argv) {
 //            [full=TOKENS] [early]
 // partial: fewest tokens of a partial match. unnamed: one of the two namespaces is the one without
 // a name; the two are then never swapped. twins: see compare_twins. groups: the groups beside full
-// attention, each a window, chunk, state or ring: see groups_of; blocks: of all groups; full: tokens of
-// a block of full attention beside groups; early: with early commits, in managers with groups.
+// attention, each a window, chunk, state or ring: see groups_of; blocks: of all groups; full:
+// tokens of a block of full attention beside groups; early: with early commits, in managers with
+// groups.
 int main(int argc, char** argv) {
   try {
     const Options options = parse(argc, argv);

@@ -19,8 +19,8 @@ std::vector<Group> groups_of(const std::string& text) {
     const std::size_t digits = std::min(one.find_first_of("0123456789"), one.size());
     const auto kind = kinds.find(one.substr(0, digits));
     const std::int64_t width = std::atoi(one.c_str() + digits);
-    const bool wide = kind != kinds.end() && kind->second != Group::kFull &&
-                      kind->second != Group::kRecurrent;
+    const bool wide =
+        kind != kinds.end() && kind->second != Group::kFull && kind->second != Group::kRecurrent;
     if (kind == kinds.end() || (width > 0) != wide)
       throw std::invalid_argument("no such group: " + one);
     Group group{kind->second, width};
@@ -225,9 +225,8 @@ void GroupBoard::decode(Token token) {
     if (part.stop == static_cast<std::int64_t>(find(part.handle)->tokens.size()))
       batch.push_back(part.handle);
   if (!batch.empty()) batch = GroupPlay::decode(batch, std::vector<Token>(batch.size(), token));
-  std::erase_if(due, [&](const Part& part) {
-    return std::count(batch.begin(), batch.end(), part.handle);
-  });
+  std::erase_if(
+      due, [&](const Part& part) { return std::count(batch.begin(), batch.end(), part.handle); });
   commit(due);
 }
 
@@ -239,7 +238,8 @@ void GroupBoard::shrink(int quarters) {
 void GroupBoard::grow(int quarters) {
   if (closed_ || blocks_of(quarters) <= core_.pool().limit()) return;
   GroupPlay::grow(blocks_of(quarters));
-  for (std::int64_t b = 0; b < core_.pool().limit(); ++b) left_[static_cast<std::size_t>(b)] = false;
+  for (std::int64_t b = 0; b < core_.pool().limit(); ++b)
+    left_[static_cast<std::size_t>(b)] = false;
 }
 
 // A block that is out of use stays so, and its memory is gone.
@@ -338,8 +338,8 @@ void add_resizes(Operations& all) {
     all.push_back({"shrink to " + std::to_string(quarters) + " quarters",
                    [=](auto& b) { b.shrink(quarters); }});
   for (const int quarters : {2, 4})
-    all.push_back({"grow to " + std::to_string(quarters) + " quarters",
-                   [=](auto& b) { b.grow(quarters); }});
+    all.push_back(
+        {"grow to " + std::to_string(quarters) + " quarters", [=](auto& b) { b.grow(quarters); }});
 }
 // Steps of one sequence, which leave the other unchanged; plans that stay closed for a while.
 void add_parts(Operations& all) {
@@ -351,9 +351,10 @@ void add_parts(Operations& all) {
 }
 
 const std::map<std::string, void (*)(Operations&)> kFamilies = {
-    {"turns", add_turns},     {"fork", add_forks},        {"truncate", add_truncations},
-    {"preempt", add_preemptions}, {"lookahead", add_look_aheads}, {"decode", add_decodes},
-    {"reparent", add_reparents}, {"parts", add_parts}};
+    {"turns", add_turns},           {"fork", add_forks},
+    {"truncate", add_truncations},  {"preempt", add_preemptions},
+    {"lookahead", add_look_aheads}, {"decode", add_decodes},
+    {"reparent", add_reparents},    {"parts", add_parts}};
 
 // Not part of "all", as with one group.
 const std::map<std::string, void (*)(Operations&)> kMoreFamilies = {{"resize", add_resizes}};

@@ -1,8 +1,8 @@
 // A small manager with groups of layers, and the operations of its short histories.
 //
-// Units of two tokens, two token values, one namespace, two sequences of up to eight tokens. No step
-// is in flight; a sequence is committed after a forward or, with early commits, before it. The checks
-// are those of the random engines.
+// Units of two tokens, two token values, one namespace, two sequences of up to eight tokens. No
+// step is in flight; a sequence is committed after a forward or, with early commits, before it. The
+// checks are those of the random engines.
 #pragma once
 
 #include <functional>
@@ -15,16 +15,16 @@
 namespace blockmgr::testing {
 
 struct GroupRules {
-  std::string wanted = "all";   // families of operations
-  std::vector<Group> groups;    // beside one of full attention
-  int full_slices = 1;          // blocks of full attention in a unit
-  int num_blocks = 0;           // of all groups; 0: enough for one sequence plus two
+  std::string wanted = "all";  // families of operations
+  std::vector<Group> groups;   // beside one of full attention
+  int full_slices = 1;         // blocks of full attention in a unit
+  int num_blocks = 0;          // of all groups; 0: enough for one sequence plus two
   int min_partial_tokens = 1;
   bool early_commit = false;
 };
 
-// Parses "window3/1+state+ring4:2": the kinds by name, each with its width, the tokens of its blocks
-// if they are fewer than those of a unit, and where a ring restarts.
+// Parses "window3/1+state+ring4:2": the kinds by name, each with its width, the tokens of its
+// blocks if they are fewer than those of a unit, and where a ring restarts.
 std::vector<Group> groups_of(const std::string& text);
 
 // A board draws nothing, so every byte that the engine draws is zero.
@@ -55,8 +55,8 @@ class GroupBoard : private NoBytes, private GroupPlay {
   void fork(std::size_t i);
   void free(std::size_t i);
   void truncate(std::size_t i, std::int64_t count);  // removes that many tokens, never the first
-  // With early commits, promises what the next step computes of a sequence; where nothing is left to
-  // compute, confirms what the last one did.
+  // With early commits, promises what the next step computes of a sequence; where nothing is left
+  // to compute, confirms what the last one did.
   void promise(std::size_t i, bool stops);
   void withdraw(std::size_t i);  // frees a sequence with what it has promised
   void preempt(std::size_t i);

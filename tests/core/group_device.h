@@ -24,16 +24,15 @@ struct GroupWork {
   Handle handle;
   std::int64_t start;
   std::int64_t stop;
-  std::vector<Prefix> prefixes;                     // after each token
+  std::vector<Prefix> prefixes;                   // after each token
   std::vector<std::vector<std::int32_t>> tables;  // by group, in the order of the engine
-  bool begins = false;                              // its rings must be empty
+  bool begins = false;                            // its rings must be empty
 };
 
 class GroupDevice {
  public:
   GroupDevice(int num_blocks, int block_size, std::vector<Group> groups)
-      : size_(block_size),
-        groups_(std::move(groups)) {
+      : size_(block_size), groups_(std::move(groups)) {
     for (const Group& group : groups_)
       if (group.is_ring()) stride_ = std::max(stride_, group.width);
     cells_.resize(static_cast<std::size_t>(num_blocks * stride_));

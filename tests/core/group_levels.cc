@@ -12,7 +12,8 @@ Prompt GroupPlay::some_prompt(const SeqPtr& seq) {
   const Config& config = setup_.core;
   const auto most = static_cast<std::size_t>(config.row_width * config.block_size);
   asked_.resize(std::min(asked_.size(), most));
-  return {asked_.data(), static_cast<std::int64_t>(asked_.size()), World::text_of(seq->name), {}, 0};
+  return {
+      asked_.data(), static_cast<std::int64_t>(asked_.size()), World::text_of(seq->name), {}, 0};
 }
 
 // Calls by block id, and touches.
@@ -167,7 +168,7 @@ void GroupPlay::check_order(const std::map<NodeId, Waiting>& before) const {
     const auto now = after.find(n);
     if (now != after.end() && now->second.generation == gone.generation) continue;
     if (core_.nodes()[n].generation == gone.generation) continue;  // used, or passed
-    if (is_findable(gone.digest)) continue;  // its key passed to a twin
+    if (is_findable(gone.digest)) continue;                        // its key passed to a twin
     if (!gone.is_own_level) continue;
     for (const auto& [other, left] : before) {
       const auto still = after.find(other);

@@ -31,8 +31,8 @@ void GroupPlay::check_mirror() {
       for (std::int64_t i = run.first; i < run.first + run.num_blocks; ++i) {
         const std::uint8_t* digest = events.digests.data() + static_cast<std::size_t>(i) * size;
         const std::pair<int, std::string> key(run.group, std::string(digest, digest + size));
-        const bool changed = run.kind == EventKind::kStored ? mirror_.insert(key).second
-                                                            : mirror_.erase(key) == 1;
+        const bool changed =
+            run.kind == EventKind::kStored ? mirror_.insert(key).second : mirror_.erase(key) == 1;
         EXPECT(changed, "an event repeats what a mirror has");
       }
     }
@@ -42,8 +42,7 @@ void GroupPlay::check_mirror() {
   if (events.num_lost) apply(caller_.take_snapshot());
   std::set<std::pair<int, std::string>> findable;
   for (NodeId n = 0; n < nodes.count; ++n) {
-    if (nodes[n].key_tokens != setup_.core.block_size || Pool::is_part(nodes[n]))
-      continue;
+    if (nodes[n].key_tokens != setup_.core.block_size || Pool::is_part(nodes[n])) continue;
     const std::uint8_t* digest = nodes.digest(n);
     for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
       const int further = further_of(at);
@@ -70,9 +69,9 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
     const auto at = static_cast<std::size_t>(number);
     const std::int32_t block = nodes.name(place);
     if (setup_.groups[at].recurrent()) {
-      EXPECT(device_.holds_state(at, block, prefix),
-             "a state after " + std::to_string(groups.length(n)) +
-                 " tokens can be found and is wrong");
+      EXPECT(device_.holds_state(at, block, prefix), "a state after " +
+                                                         std::to_string(groups.length(n)) +
+                                                         " tokens can be found and is wrong");
       return;
     }
     const std::size_t missing = std::min<std::size_t>(nodes[place].unwritten, prefixes.size());
@@ -114,9 +113,9 @@ void GroupPlay::check_computed(const Seq& seq) const {
     for (std::int64_t i = setup_.groups[at].first_read(length); i < length; ++i) {
       const auto word = static_cast<std::size_t>(i % size);
       const std::int32_t own = all[at][static_cast<std::size_t>(i / size)];
-      EXPECT(device_.holds(at, source_of(own, word), word,
-                           seq.prefixes[static_cast<std::size_t>(i)]),
-             "position " + std::to_string(i) + " counts as computed, but is not in memory");
+      EXPECT(
+          device_.holds(at, source_of(own, word), word, seq.prefixes[static_cast<std::size_t>(i)]),
+          "position " + std::to_string(i) + " counts as computed, but is not in memory");
     }
   }
 }

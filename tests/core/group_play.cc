@@ -164,8 +164,7 @@ Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   const bool snapshot = calls_ % setup_.snapshot_every == 0;
   const std::string before = snapshot ? core_.fingerprint() : std::string();
   const auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
-  const Outcome outcome =
-      trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
+  const Outcome outcome = trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
   if (op != kFree && op != kPreempt && op != kForget && op != kShrink) check_order(waiting);
   EXPECT(core_.findings().empty(), core_.findings().front());
   if (snapshot && (outcome != kDone || op == kMatch || op == kCanAdmit))
@@ -541,7 +540,8 @@ void GroupPlay::shrink(std::int64_t num_blocks) {
     if (seq->preempted || is_ahead(*seq) || bytes_.one_in(3)) continue;
     const Tables all = tables(*seq);
     const bool is_in_the_way = std::any_of(all.begin(), all.end(), [&](const auto& table) {
-      return std::any_of(table.begin(), table.end(), [&](std::int32_t b) { return b >= num_blocks; });
+      return std::any_of(table.begin(), table.end(),
+                         [&](std::int32_t b) { return b >= num_blocks; });
     });
     if (is_in_the_way) preempt(seq);
   }
@@ -628,7 +628,7 @@ bool GroupPlay::plan_once(Planned move, const SeqPtr& seq) {
       return seqs_.size() == before;
     }
     case kPlanRetain:
-      setup_.core.retention && bytes_.one_in(2) ? say(seq) : handle_blocks(seq);
+      setup_.core.retention&& bytes_.one_in(2) ? say(seq) : handle_blocks(seq);
       return true;
     case kPlanCache:
       cache_state(seq);

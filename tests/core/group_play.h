@@ -87,7 +87,8 @@ class GroupPlay {
     std::vector<Prefix> prefixes;
     std::int64_t settled_before = 0;  // with early commits: computed before this step
     bool preempted = false;
-    // What the last call on it left. The engine does not look it up again: no other call changes it.
+    // What the last call on it left. The engine does not look it up again: no other call changes
+    // it.
     std::vector<std::vector<std::int32_t>> tables;  // by group, in the order of the engine
     std::int64_t computed = 0;
   };
@@ -238,8 +239,8 @@ class GroupPlay {
   std::deque<std::vector<Token>> texts_;
   std::int64_t calls_ = 0;
   std::vector<std::int64_t> pins_;
-  std::vector<std::int64_t> holds_;  // block ids, one entry per hold
-  std::vector<Token> asked_;         // tokens of the prompt in a call
+  std::vector<std::int64_t> holds_;               // block ids, one entry per hold
+  std::vector<Token> asked_;                      // tokens of the prompt in a call
   std::set<std::pair<int, std::string>> mirror_;  // groups and digests, fed by events alone
 };
 

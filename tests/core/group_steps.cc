@@ -22,8 +22,8 @@ void GroupPlay::forget(const Seq& seq) {
 
 // The position at which the forward of a sequence ends.
 std::int64_t GroupPlay::stop_of(const Seq& seq, std::int64_t start) {
-  const std::int64_t most = std::min({static_cast<std::int64_t>(seq.tokens.size()), num_slots(seq),
-                                      start + setup_.habits.chunk});
+  const std::int64_t most = std::min(
+      {static_cast<std::int64_t>(seq.tokens.size()), num_slots(seq), start + setup_.habits.chunk});
   std::int64_t first = most;
   for (const std::int64_t stop : core_.view_groups(seq.handle).stops)
     if (start < stop && stop < first && bytes_.below(4) < setup_.habits.stops) first = stop;
@@ -67,7 +67,8 @@ void GroupPlay::check_tables(const Seq& seq) const {
   }
 }
 
-// Whether the content of a block is in memory and cached: a sequence that writes it writes the same.
+// Whether the content of a block is in memory and cached: a sequence that writes it writes the
+// same.
 bool GroupPlay::is_in_cache(std::size_t block) const {
   const NodeId n = core_.nodes().owner(static_cast<std::int64_t>(block));
   return n >= 0 && core_.nodes()[n].keyed() && !core_.nodes()[n].unwritten;
@@ -100,8 +101,11 @@ void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start,
                          std::int64_t stop) const {
   const GroupRow row = core_.view_groups(seq->handle);
   const bool begins = row.since == start && row.farthest == start;
-  closed.work.push_back({seq->handle, start, stop,
-                         {seq->prefixes.begin(), seq->prefixes.begin() + stop}, seq->tables,
+  closed.work.push_back({seq->handle,
+                         start,
+                         stop,
+                         {seq->prefixes.begin(), seq->prefixes.begin() + stop},
+                         seq->tables,
                          begins});
   closed.parts.push_back({seq->handle, stop});
 }

@@ -95,7 +95,8 @@ void wrong_options() {
   REFUSED(BLOCKMGR_BAD_VALUE, "options", blockmgr_create(nullptr, &made));
   REFUSED(BLOCKMGR_BAD_VALUE, "manager", blockmgr_create(&o, nullptr));
   REFUSED(BLOCKMGR_BAD_VALUE, "options", blockmgr_options_init(nullptr, sizeof o));
-  for (const std::size_t size : {std::size_t{0}, offsetof(blockmgr_options, digest_size), sizeof o + 8, SIZE_MAX}) {
+  for (const std::size_t size :
+       {std::size_t{0}, offsetof(blockmgr_options, digest_size), sizeof o + 8, SIZE_MAX}) {
     REFUSED(BLOCKMGR_BAD_VALUE, "struct_size", blockmgr_options_init(&o, size));
     refused_options("struct_size", [&](auto& wrong) { wrong.struct_size = size; });
   }
@@ -146,8 +147,10 @@ void wrong_options() {
     wrong.groups = &group;
     wrong.num_groups = 1;
   });
-  static const blockmgr_group details[] = {{BLOCKMGR_FULL, 1, 0},        {BLOCKMGR_CHUNK, 1, 4},
-                                           {BLOCKMGR_WINDOW, -1, 4},     {BLOCKMGR_STATE, 1025, 0},
+  static const blockmgr_group details[] = {{BLOCKMGR_FULL, 1, 0},
+                                           {BLOCKMGR_CHUNK, 1, 4},
+                                           {BLOCKMGR_WINDOW, -1, 4},
+                                           {BLOCKMGR_STATE, 1025, 0},
                                            {BLOCKMGR_RING, INT32_MIN, 4}};
   for (const blockmgr_group& group : details)
     refused_options("detail", [&](auto& wrong) {

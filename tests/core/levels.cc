@@ -9,9 +9,7 @@ namespace blockmgr::testing {
 Levels::Levels(const Sequences& core)
     : core_(core), said_(static_cast<std::size_t>(core.nodes().count)) {}
 
-bool Levels::is_idle(NodeId b) const {
-  return core_.nodes().idle(b);
-}
+bool Levels::is_idle(NodeId b) const { return core_.nodes().idle(b); }
 
 // A pin ends at the last block of its chain that is still cached.
 std::vector<bool> Levels::pin_ends() const {
@@ -47,8 +45,8 @@ std::vector<int> Levels::due(const std::vector<bool>& ends) const {
   return due;
 }
 
-// A hash of each full cached block's prefix from the root; 0 for any other block. A retired block is
-// another one than a later block with the same tokens.
+// A hash of each full cached block's prefix from the root; 0 for any other block. A retired block
+// is another one than a later block with the same tokens.
 std::vector<std::size_t> Levels::contents() const {
   const Nodes& nodes = core_.nodes();
   std::vector<std::size_t> contents(said_.size());
@@ -88,8 +86,8 @@ void Levels::move(NodeId from, NodeId to) {
   Said& given = at(from);
   Said& own = at(to);
   if (given.generation != given.old_generation) given.retention = kNoLevel;
-  const bool has_own = own.merging && own.retention != kNoLevel &&
-                       own.generation == core_.nodes()[to].generation;
+  const bool has_own =
+      own.merging && own.retention != kNoLevel && own.generation == core_.nodes()[to].generation;
   if (!has_own || std::pair(own.retention, own.until) <= std::pair(given.retention, given.until)) {
     own.retention = given.retention;
     own.until = given.until;
@@ -198,8 +196,8 @@ std::int64_t Levels::num_pinned(int partition) const {
   const std::vector<int> levels = due(pin_ends());
   std::int64_t count = 0;
   for (NodeId b = 0; b < core_.nodes().count; ++b)
-    count += levels[static_cast<std::size_t>(b)] == kPinned &&
-             core_.pool().partition_of(b) == partition;
+    count +=
+        levels[static_cast<std::size_t>(b)] == kPinned && core_.pool().partition_of(b) == partition;
   return count;
 }
 
@@ -213,11 +211,9 @@ std::string Levels::wrong() const {
   if (higher_went_first_) return "a block was evicted while one of a lower level was idle";
   const std::vector<int> levels = due(pin_ends());
   for (NodeId b = 0; b < core_.nodes().count; ++b)
-    if (core_.nodes()[b].keyed() &&
-        core_.level(b) != levels[static_cast<std::size_t>(b)])
-      return "block " + std::to_string(b) + " is at level " +
-             std::to_string(core_.level(b)) + ", expected " +
-             std::to_string(levels[static_cast<std::size_t>(b)]);
+    if (core_.nodes()[b].keyed() && core_.level(b) != levels[static_cast<std::size_t>(b)])
+      return "block " + std::to_string(b) + " is at level " + std::to_string(core_.level(b)) +
+             ", expected " + std::to_string(levels[static_cast<std::size_t>(b)]);
   return {};
 }
 

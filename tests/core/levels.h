@@ -55,8 +55,8 @@ class Levels {
     bool was_idle = false;
     bool was_full = false;
     bool was_retired = false;  // such blocks go first, whatever their level
-    std::int32_t block = -1;  // the block it had
-    std::size_t content = 0;  // a hash of the whole prefix; 0: not cached
+    std::int32_t block = -1;   // the block it had
+    std::size_t content = 0;   // a hash of the whole prefix; 0: not cached
     // In the call.
     bool merging = false;
     NodeId moved_to = kNoNode;

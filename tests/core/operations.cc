@@ -200,21 +200,23 @@ void add_resets(Operations& all, const Names&) {
 void add_unread(Operations& all, const Names& names) {
   for (const Token second : {Token{0}, Token{1}})
     for (const int name : names)
-      all.push_back({"admit 00" + std::to_string(second) + " unread in " + std::to_string(name),
-                     [=](World& world) { world.admit({0, 0, second}, name, 0, 0, {.read_cache = false}); }});
+      all.push_back(
+          {"admit 00" + std::to_string(second) + " unread in " + std::to_string(name),
+           [=](World& world) { world.admit({0, 0, second}, name, 0, 0, {.read_cache = false}); }});
 }
 
 void add_resizes(Operations& all, const Names&) {
   for (const int size : {2, 1, 0})
-    all.push_back({"shrink to " + std::to_string(size),
-                   [=](World& world) { world.shrink(size); }});
+    all.push_back({"shrink to " + std::to_string(size), [=](World& world) { world.shrink(size); }});
   for (const int size : {1, 3})
     all.push_back({"grow to " + std::to_string(size), [=](World& world) { world.grow(size); }});
 }
 
 // Not part of "all": they interact with few other operations and would multiply the states.
 const std::map<std::string, void (*)(Operations&, const Names&)> kMoreFamilies = {
-    {"reset", add_resets}, {"resize", add_resizes}, {"together", add_together},
+    {"reset", add_resets},
+    {"resize", add_resizes},
+    {"together", add_together},
     {"unread", add_unread}};
 
 const std::map<std::string, void (*)(Operations&, const Names&)> kFamilies = {

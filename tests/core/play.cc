@@ -7,9 +7,8 @@ namespace blockmgr::testing {
 
 namespace {
 
-constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3, 2,
-                                      10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0, 1,
-                                      2,  4, 1,  1,  0};
+constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3, 2, 10, 3, 5,
+                                      1,  1, 1,  1,  8,  4, 3, 4, 4, 8, 0, 0, 1, 2, 4, 1,  1, 0};
 
 }  // namespace
 
@@ -276,7 +275,8 @@ void Play::weigh() {
       weights[move] = 0;
   double total = 0;
   for (double& weight : weights) {
-    if (profile_.swarm && &weight < weights + kMoveTogether) weight *= std::exp2(bytes_.between(-profile_.swarm, profile_.swarm));
+    if (profile_.swarm && &weight < weights + kMoveTogether)
+      weight *= std::exp2(bytes_.between(-profile_.swarm, profile_.swarm));
     total += weight;
   }
   double sum = 0;
@@ -729,7 +729,8 @@ void Play::twins(const EntryPtr& entry) {
   world_.step();
   if (bytes_.one_in(3)) {
     for (const EntryPtr& each : both)
-      if (each->tokens.size() > 1) world_.truncate(*each, static_cast<int>(each->tokens.size()) - 1);
+      if (each->tokens.size() > 1)
+        world_.truncate(*each, static_cast<int>(each->tokens.size()) - 1);
     return world_.decode(both, {token(), token()});
   }
   if (bytes_.one_in(2)) return;

@@ -68,7 +68,7 @@ struct Profile {
   int namespaces;
   int swarm;  // weights are multiplied by 2 to a power of at most this
   std::vector<std::pair<Move, int>> weights;  // that differ from the balanced ones
-  bool wide = false;  // no two digests collide, so that ghosts, which are known by digest, work
+  bool wide = false;   // no two digests collide, so that ghosts, which are known by digest, work
   bool plain = false;  // always the settings of most managers
 };
 const std::vector<Profile>& profiles();
@@ -80,8 +80,8 @@ const Profile& resizes();
 
 class Play {
  public:
-  // Draws a configuration and weights from the stream. profile: its number; -1 for families(), -2 for
-  // resizes().
+  // Draws a configuration and weights from the stream. profile: its number; -1 for families(), -2
+  // for resizes().
   Play(Bytes& bytes, int profile, Counts* counts = nullptr, Trial* trial = nullptr,
        bool through_c = false);
   // One move; false when the stream is at its end.

@@ -20,10 +20,13 @@ void PoolPlay::acquire_prefix() {
   const int own = share_of(name);
   const auto missed = static_cast<std::int64_t>(due.size()) + 1;
   bool done = true;
-  if (call("pool acquire_prefix", bit(kDone),
-           [&] { done = pool_.acquire_prefix(key, key.num_tokens, missed, out.data()); }, own) == kDone)
+  if (call(
+          "pool acquire_prefix", bit(kDone),
+          [&] { done = pool_.acquire_prefix(key, key.num_tokens, missed, out.data()); },
+          own) == kDone)
     EXPECT(!done, "acquire_prefix accepted a wrong number of blocks");
-  const std::int64_t looked_up = pool_.pool().past(own) ? pool_.pool().past(own)->query_tokens() : 0;
+  const std::int64_t looked_up =
+      pool_.pool().past(own) ? pool_.pool().past(own)->query_tokens() : 0;
   const auto run = [&] {
     done = pool_.acquire_prefix(key, key.num_tokens + 1, static_cast<std::int64_t>(due.size()),
                                 out.data());
@@ -96,10 +99,10 @@ void PoolPlay::pin() {
                                    [&](NodeId b) { return pool_.level(b) != kPinned; });
   const auto pins = std::count_if(pins_.begin(), pins_.end(),
                                   [&](const auto& pin) { return pin.second.share == own; });
-  const Outcome due = !config_.retention                                         ? kBadValue
-                      : !is_cached                                               ? kWrongBlock
+  const Outcome due = !config_.retention                                  ? kBadValue
+                      : !is_cached                                        ? kWrongBlock
                       : fresh > budget - pinned_in(own) || pins >= budget ? kPinRefused
-                                                                                 : kDone;
+                                                                          : kDone;
   std::int64_t number = 0;
   if (call("pool pin", bit(due), [&] { number = pool_.pin(id); }, own) != kDone) return;
   EXPECT(pins_.count(number) == 0, "two pins have one number");
@@ -130,8 +133,7 @@ void PoolPlay::set_time() {
 // A block has the highest level given to it or to a descendant.
 void PoolPlay::check_levels() {
   for (auto at = said_.begin(); at != said_.end();)
-    at = pool_.generation(at->first) == at->second.generation ? std::next(at)
-                                                                    : said_.erase(at);
+    at = pool_.generation(at->first) == at->second.generation ? std::next(at) : said_.erase(at);
   std::map<NodeId, int> due;
   const auto raise = [&](NodeId b, int level) {
     for (NodeId up = b; up >= 0; up = pool_.nodes()[up].parent) {
@@ -141,8 +143,8 @@ void PoolPlay::check_levels() {
   };
   for (const auto& [id, content] : contents_) {
     const auto said = said_.find(id);
-    raise(pool_.nodes().owner(id), said == said_.end() ? static_cast<int>(kNormal)
-                                                        : said->second.level);
+    raise(pool_.nodes().owner(id),
+          said == said_.end() ? static_cast<int>(kNormal) : said->second.level);
   }
   for (const auto& [number, pinned] : pins_) {
     std::int32_t num_cached = 0;

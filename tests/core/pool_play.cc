@@ -158,8 +158,7 @@ void PoolPlay::check() {
     EXPECT(pool_.uses(b).ref_count == held(b), "a block has a wrong number of holders");
     EXPECT(keyed(b) == (contents_.count(b) == 1), "a block was cached or lost without a call");
     if (keyed(b))
-      EXPECT(share_of_block(b) ==
-                 share_of(contents_[b].substr(0, contents_[b].find('|'))),
+      EXPECT(share_of_block(b) == share_of(contents_[b].substr(0, contents_[b].find('|'))),
              "a block is cached under a namespace of another share");
   }
   check_levels();
@@ -198,9 +197,12 @@ bool PoolPlay::move() {
       evict(bytes_.one_in(2));
       break;
     case 13:
-      if (bytes_.one_in(4)) reset();
-      else if (bytes_.one_in(2)) take_blocks();
-      else forget_blocks();
+      if (bytes_.one_in(4))
+        reset();
+      else if (bytes_.one_in(2))
+        take_blocks();
+      else
+        forget_blocks();
       break;
     case 14:
       copies();
@@ -234,9 +236,9 @@ void PoolPlay::take() {
   std::vector<std::int32_t> out(static_cast<std::size_t>(std::max(count, 0)));
   const std::string& name = some_name();
   const int own = share_of(name);
-  const Outcome due = count < 0                                       ? kBadValue
+  const Outcome due = count < 0                                         ? kBadValue
                       : count > pool_.pool().partition(own).available() ? kOutOfBlocks
-                                                                      : kDone;
+                                                                        : kDone;
   const auto run = [&] { pool_.take(count, name, out.data()); };
   if (call("pool take", bit(due), run, own) != kDone) return;
   forget_lost();
@@ -333,9 +335,7 @@ void PoolPlay::promote() {
   std::vector<std::int32_t> out(ids.size());
   // Whether the call is valid depends on what is already cached; its result does not.
   const unsigned due = bit(kDone) | bit(kBadValue) | bit(kWrongBlock);
-  const int own = key.parent < 0
-                      ? share_of(name)
-                      : share_of_block(key.parent);
+  const int own = key.parent < 0 ? share_of(name) : share_of_block(key.parent);
   const auto run = [&] { pool_.promote(ids.data(), count, key, out.data()); };
   if (call("pool promote", due, run, own) != kDone) return;
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -371,8 +371,7 @@ void PoolPlay::find() {
     content = extended(content, "", tokens.data() + i * static_cast<std::size_t>(size_));
     const auto holder = std::find_if(contents_.begin(), contents_.end(),
                                      [&](const auto& entry) { return entry.second == content; });
-    EXPECT((i < found.size()) == (holder != contents_.end()),
-           "find finds a wrong set of blocks");
+    EXPECT((i < found.size()) == (holder != contents_.end()), "find finds a wrong set of blocks");
     if (holder == contents_.end()) return;
     EXPECT(found[i] == holder->first, "the found block has different content");
   }
@@ -405,9 +404,9 @@ void PoolPlay::evict(bool forget) {
   std::vector<std::int32_t> out(static_cast<std::size_t>(std::max(count, 0)));
   const std::string& name = some_name();
   const int own = share_of(name);
-  const Outcome due = count < 0                                        ? kBadValue
+  const Outcome due = count < 0                                         ? kBadValue
                       : count > pool_.pool().partition(own).idle.size() ? kOutOfBlocks
-                                                                       : kDone;
+                                                                        : kDone;
   const auto run = [&] {
     forget ? pool_.forget(count, name, out.data()) : pool_.evict(count, name, out.data());
   };

@@ -112,7 +112,8 @@ void check_idle(Range range, std::mt19937_64& rng) {
     } else if (is_idle(first) != adds) {
       NodeId last = first;
       while (last - first + 1 < most && range.holds(last + 1) && is_idle(last + 1) != adds) ++last;
-      for (NodeId n = first; !adds && n <= last; ++n) due.erase(std::find(due.begin(), due.end(), n));
+      for (NodeId n = first; !adds && n <= last; ++n)
+        due.erase(std::find(due.begin(), due.end(), n));
       for (NodeId n = last; adds && n >= first; --n) due.push_back(n);
       adds ? idle.push_back(first, last) : idle.remove(first, last);
     }

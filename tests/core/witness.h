@@ -15,9 +15,7 @@ class Witness final : public Policy {
  public:
   // base: nullptr leaves the choice of victims to the pool.
   Witness(Nodes& nodes, const PrefixIndex& index, Range range, std::unique_ptr<Policy> base)
-      : Policy(nodes, index, range),
-        base_(std::move(base)),
-        states_(range) {
+      : Policy(nodes, index, range), base_(std::move(base)), states_(range) {
     found.reserve(static_cast<std::size_t>(nodes.count));
   }
 
@@ -81,7 +79,7 @@ class Witness final : public Policy {
   const char* fault() const { return fault_; }
 
   std::vector<NodeId> found;  // blocks found by the last admission
-  std::int64_t num_hits = 0;   // further hits
+  std::int64_t num_hits = 0;  // further hits
 
  private:
   enum State : char { kUnknown, kUsed, kIdle };
@@ -91,7 +89,8 @@ class Witness final : public Policy {
   void check_run(Run run) noexcept {
     if (run.count < 0) fault_ = "a run has a negative length";
     for (std::int64_t i = 0; i < run.count; ++i) {
-      if (!range_.holds(run.nodes[i])) fault_ = "a policy is notified of blocks of another partition";
+      if (!range_.holds(run.nodes[i]))
+        fault_ = "a policy is notified of blocks of another partition";
       if (i && nodes_[run.nodes[i]].parent != run.nodes[i - 1])
         fault_ = "a run is not part of a chain";
     }

@@ -58,21 +58,22 @@ int World::extras_prefix(std::uint32_t id) const {
 
 const char* name_of(Op op) {
   static const char* const names[] = {
-      "admit",  "can_admit",     "match",   "resume",   "reserve",  "append",
-      "commit", "truncate",      "fork",    "reparent", "free",     "preempt",
-      "decode", "take",          "applied", "aborted",  "complete", "remaps",
-      "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
-      "reset",  "retire",        "acquire", "release",  "touch_blocks", "forget",
-      "cache_state", "resume_together", "shrink", "grow"};
+      "admit",       "can_admit",       "match",    "resume",       "reserve",
+      "append",      "commit",          "truncate", "fork",         "reparent",
+      "free",        "preempt",         "decode",   "take",         "applied",
+      "aborted",     "complete",        "remaps",   "retain",       "retain_prefix",
+      "pin",         "unpin",           "touch",    "set_time",     "reset",
+      "retire",      "acquire",         "release",  "touch_blocks", "forget",
+      "cache_state", "resume_together", "shrink",   "grow"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
 }
 
 const char* name_of(Outcome outcome) {
-  static const char* const names[] = {"done",       "out of blocks", "out of rows",   "unknown",
-                                      "bad value",  "never fits",    "wrong state",   "step",
-                                      "bad ticket", "reentrancy",    "digest failed", "pin budget",
-                                      "unknown pin", "bad block",    "stale match"};
+  static const char* const names[] = {"done",        "out of blocks", "out of rows",   "unknown",
+                                      "bad value",   "never fits",    "wrong state",   "step",
+                                      "bad ticket",  "reentrancy",    "digest failed", "pin budget",
+                                      "unknown pin", "bad block",     "stale match"};
   static_assert(std::size(names) == kNumOutcomes);
   return names[outcome];
 }
@@ -176,7 +177,8 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   if (touched) check_others(others, touched, deep);
   if (merges && outcome == kDone) merged(before_merging);
   if (moves && outcome == kDone) note_moved(was_keyed);
-  const bool forgets = op == kForget || op == kShrink || op == kRetire || op == kFree || op == kPreempt;
+  const bool forgets =
+      op == kForget || op == kShrink || op == kRetire || op == kFree || op == kPreempt;
   if (config_.retention) levels_.after_call(core_.time(), forgets);
   if (config_.steps_in_flight && !reads_only) check_fences(op);
   return outcome;
@@ -338,10 +340,10 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
 
   const std::int64_t slots = num_slots ? num_slots : asked.num_tokens;
   const auto whole = static_cast<std::int64_t>(match.blocks.size());
-  const std::int64_t needed =
-      never               ? 0
-      : match.num_partial ? std::max(blocks_for(slots), whole + 1) - whole + match.num_idle
-                          : needed_for(match, slots);
+  const std::int64_t needed = never ? 0
+                              : match.num_partial
+                                  ? std::max(blocks_for(slots), whole + 1) - whole + match.num_idle
+                                  : needed_for(match, slots);
   EXPECT(never || !read_cache || match.num_partial ||
              needed == std::max<std::int64_t>(blocks_for(slots) - whole, 0) + match.num_idle,
          "match miscounts the idle blocks");
@@ -364,8 +366,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   }
   const Sequence& s = view(*entry);
   EXPECT(s.num_cached == match.num_cached, "admit finds less than match");
-  EXPECT(std::equal(match.blocks.begin(), match.blocks.end(),
-                    blocks_of(*entry).begin()),
+  EXPECT(std::equal(match.blocks.begin(), match.blocks.end(), blocks_of(*entry).begin()),
          "admit finds other blocks than match");
   EXPECT(s.num_cached < asked.num_tokens, "no token is left to compute");
   entry->extras = extras;
@@ -469,7 +470,8 @@ void World::resume(Entry& entry, std::int64_t num_slots, bool read_cache) {
 bool World::may_regroup() const {
   return steps_.empty() && holds_.empty() && !config_.watermark_blocks &&
          std::all_of(entries_.begin(), entries_.end(), [&](const EntryPtr& entry) {
-           return !entry->running || slots_of(*entry) >= static_cast<std::int64_t>(entry->tokens.size());
+           return !entry->running ||
+                  slots_of(*entry) >= static_cast<std::int64_t>(entry->tokens.size());
          });
 }
 
@@ -492,9 +494,7 @@ void World::resume_together(const std::vector<EntryPtr>& entries, std::int64_t n
   }
   const auto count = static_cast<std::int64_t>(handles.size());
   if (caller_.refuses_batch(count)) due = bit(kBadValue);
-  const auto run = [&] {
-    caller_.resume_together(handles.data(), count, num_slots, read_cache);
-  };
+  const auto run = [&] { caller_.resume_together(handles.data(), count, num_slots, read_cache); };
   if (call(kResumeTogether, due, run) == kDone) {
     for (const EntryPtr& entry : entries) {
       const auto length = static_cast<std::int64_t>(entry->tokens.size());

@@ -175,8 +175,8 @@ class World {
                  const Asked& terms = {});
   void resume(Entry& entry, std::int64_t num_slots, bool read_cache = true);
   // must_fit: it is not refused.
-  void resume_together(const std::vector<EntryPtr>& entries, std::int64_t num_slots, bool read_cache,
-                       bool must_fit = false);
+  void resume_together(const std::vector<EntryPtr>& entries, std::int64_t num_slots,
+                       bool read_cache, bool must_fit = false);
   // Whether all running sequences, preempted now, would fit where they are.
   bool may_regroup() const;
   void reset(bool reset_hit_rate);
@@ -341,7 +341,8 @@ class World {
   void note_promised(const Entry& entry, const std::vector<bool>& was_keyed);
   std::vector<bool> keyed() const;
   bool lacks_words(const Entry& entry, std::int64_t logical) const;
-  std::int64_t computed_after(const Entry& entry, std::int64_t slots, std::int64_t num_tokens) const;
+  std::int64_t computed_after(const Entry& entry, std::int64_t slots,
+                              std::int64_t num_tokens) const;
   std::int64_t first_to_write(const Entry& entry) const;
   void hand(Entry& entry) const;
   std::vector<EntryPtr> to_launch() const;
@@ -382,9 +383,9 @@ class World {
   Counts* counts_;
   std::vector<EntryPtr> entries_;
   std::vector<Handle> dead_;
-  std::vector<LaunchPtr> steps_;     // taken and not completed
-  std::vector<LaunchPtr> queue_;     // launched and not run
-  LaunchPtr open_;                   // ticket not resolved
+  std::vector<LaunchPtr> steps_;  // taken and not completed
+  std::vector<LaunchPtr> queue_;  // launched and not run
+  LaunchPtr open_;                // ticket not resolved
   std::vector<Hold> holds_;
   std::vector<RemapRecord> remaps_;  // expected in the log
   std::vector<int> promised_;        // by block: words at its end that this step's forward writes

@@ -52,8 +52,8 @@ void World::let_go(const std::vector<std::int64_t>& ids) {
   const auto count = static_cast<std::int64_t>(ids.size());
   if (call(kRelease, bit(due), [&] { caller_.release(ids.data(), count); }) == kDone)
     for (const std::int64_t b : ids)
-      holds_.erase(std::find_if(holds_.begin(), holds_.end(),
-                                [b](const Hold& h) { return h.block == b; }));
+      holds_.erase(
+          std::find_if(holds_.begin(), holds_.end(), [b](const Hold& h) { return h.block == b; }));
   settle();
 }
 
@@ -160,9 +160,8 @@ void World::shrink(std::int64_t num_blocks) {
 
 bool World::is_in_the_way(const Entry& entry) const {
   const std::vector<std::int32_t> table = blocks_of(entry);
-  return entry.running && std::any_of(table.begin(), table.end(), [this](std::int32_t b) {
-           return b >= core_.pool().limit();
-         });
+  return entry.running && std::any_of(table.begin(), table.end(),
+                                      [this](std::int32_t b) { return b >= core_.pool().limit(); });
 }
 
 void World::grow(std::int64_t num_blocks) {
@@ -184,7 +183,8 @@ bool World::can_withdraw(const Entry& entry) const {
   if (open_) return false;
   const NodeId* table = nodes_of(entry);
   for (std::int64_t i = settled(entry) / config_.block_size; i < view(entry).num_chained; ++i)
-    if (core_.nodes().uses(table[i]).ref_count > 1 && core_.nodes()[table[i]].unwritten) return false;
+    if (core_.nodes().uses(table[i]).ref_count > 1 && core_.nodes()[table[i]].unwritten)
+      return false;
   return true;
 }
 

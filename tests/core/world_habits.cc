@@ -56,9 +56,7 @@ void World::limit_kept(Entry& entry) const {
   entry.kept = std::min(entry.kept, view(entry).num_computed);
 }
 
-bool World::ahead(const Entry& entry) const {
-  return view(entry).num_computed > settled(entry);
-}
+bool World::ahead(const Entry& entry) const { return view(entry).num_computed > settled(entry); }
 
 // Part of what an admission found may be written only by this step's forward.
 void World::note_kept(Entry& entry, const MatchResult& match) const {
@@ -77,8 +75,8 @@ void World::note_promised(const Entry& entry, const std::vector<bool>& was_keyed
     const auto b = static_cast<std::size_t>(table[static_cast<std::size_t>(i)]);
     if (was_keyed[b] || !record_of(static_cast<std::int64_t>(b)).keyed()) continue;
     const std::int64_t end = (i + 1) * config_.block_size;
-    promised_[b] = static_cast<int>(
-        std::clamp<std::int64_t>(end - kept(entry), 0, config_.block_size));
+    promised_[b] =
+        static_cast<int>(std::clamp<std::int64_t>(end - kept(entry), 0, config_.block_size));
   }
 }
 
@@ -133,8 +131,7 @@ std::vector<EntryPtr> World::to_launch() const {
     const EntryPtr& entry = by_row[row];
     const std::int64_t due =
         entry && entry->running ? static_cast<std::int64_t>(entry->tokens.size()) : 0;
-    EXPECT(settings_.scribbles || core_.shown_lengths[row] == due,
-           "a row has a wrong length");
+    EXPECT(settings_.scribbles || core_.shown_lengths[row] == due, "a row has a wrong length");
     if (entry) found.push_back(entry);
   }
   return found;

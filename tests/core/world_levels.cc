@@ -245,8 +245,7 @@ void World::end(const EntryPtr& entry, bool expect_reuse) {
       if (node < 0) continue;
       if (!expect_reuse) {
         int children = 0;
-        for (NodeId b = core_.nodes()[node].first_child; b >= 0;
-             b = core_.nodes()[b].next_sibling)
+        for (NodeId b = core_.nodes()[node].first_child; b >= 0; b = core_.nodes()[b].next_sibling)
           children += b != below;
         if (others[i] || children || (!tail && expected[i])) break;
       }

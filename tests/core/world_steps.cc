@@ -292,8 +292,8 @@ void World::check_mirror() {
       for (std::int64_t i = run.first; i < run.first + run.num_blocks; ++i) {
         const std::uint8_t* digest = events.digests.data() + static_cast<std::size_t>(i) * size;
         const std::string key(digest, digest + size);
-        const bool changed = run.kind == EventKind::kStored ? mirror_.insert(key).second
-                                                            : mirror_.erase(key) == 1;
+        const bool changed =
+            run.kind == EventKind::kStored ? mirror_.insert(key).second : mirror_.erase(key) == 1;
         EXPECT(changed, "an event repeats what a mirror has");
       }
     }
@@ -348,8 +348,7 @@ void World::check_shown() {
     std::fill(due.begin(), due.end(), 0);
     const std::vector<std::int32_t> blocks = blocks_of(*entry);
     std::copy(blocks.begin(), blocks.end(), due.begin());
-    EXPECT(std::equal(due.begin(), due.end(),
-                      core_.shown_tables.data() + row * config_.row_width),
+    EXPECT(std::equal(due.begin(), due.end(), core_.shown_tables.data() + row * config_.row_width),
            "a shown table differs from the sequence's");
     taken[static_cast<std::size_t>(row)] = true;
     lengths[static_cast<std::size_t>(row)] =
@@ -460,9 +459,9 @@ void World::check_cached() {
       prefix = trie_.after_extras(prefix, extras_prefix(nodes[at].extras));
       for (int i = 0; i < nodes[at].key_tokens; ++i) {
         prefix = trie_.after_token(prefix, nodes.tokens(at)[i]);
-        EXPECT(device_.cell(nodes.name(at), i) == prefix, "node " + std::to_string(at) +
-                                                  " is cached and has wrong K/V at word " +
-                                                  std::to_string(i));
+        EXPECT(device_.cell(nodes.name(at), i) == prefix,
+               "node " + std::to_string(at) + " is cached and has wrong K/V at word " +
+                   std::to_string(i));
       }
       ends[static_cast<std::size_t>(at)] = prefix;
     }

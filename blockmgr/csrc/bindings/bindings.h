@@ -47,8 +47,8 @@ struct Exact {
 // which drops references without the lock. Later versions let the thread hang, as this does.
 // last: what to do before that.
 //
-// The unwinding is noticed by a destructor: it is no C++ exception, and must not be caught where one
-// is being handled, as in the translation of errors.
+// The unwinding is noticed by a destructor: it is no C++ exception, and must not be caught where
+// one is being handled, as in the translation of errors.
 template <class Call, class Last = void (*)()>
 auto in_python(Call call, Last last = [] {}) {
   struct Guard {
@@ -156,8 +156,8 @@ class Scratch {
 };
 
 // Whether Python code can run inside a call, after its arguments were read: that of a digest or a
-// policy, and, while the call waits for one of those, that of any other thread. Such code can change,
-// move or free the memory of an array that the caller passed.
+// policy, and, while the call waits for one of those, that of any other thread. Such code can
+// change, move or free the memory of an array that the caller passed.
 enum class Inside { kNative, kPython };
 
 // The buffer of an object, released at the end.
@@ -176,8 +176,8 @@ struct Export {
 
 // One-dimensional whole numbers out of a list, a tuple, a buffer, anything with __array__, or any
 // other sequence. Tokens in a contiguous native buffer of the right type are used in place, if
-// nothing but native code runs inside the call: no other thread can have the interpreter until it is
-// done. Otherwise the call works on a copy, so that what it has proved stays what it proved.
+// nothing but native code runs inside the call: no other thread can have the interpreter until it
+// is done. Otherwise the call works on a copy, so that what it has proved stays what it proved.
 //
 // Two steps, so that a call can refuse a length before it pays for it: the constructor finds out
 // what holds the numbers and how many there are; read() converts them. The length is asked for
@@ -242,10 +242,10 @@ struct Field {
 // Python objects that are looked up once, at import: a look-up within a call could run Python code,
 // and needs memory when there may be none. Kept for good, as the modules are.
 struct Known {
-  PyObject* ndarray;     // numpy.ndarray
+  PyObject* ndarray;        // numpy.ndarray
   PyObject* is_finalizing;  // sys.is_finalizing
-  PyObject* array_name;  // "__array__"
-  PyObject* match;    // blockmgr.blocks.Match, and its fields
+  PyObject* array_name;     // "__array__"
+  PyObject* match;          // blockmgr.blocks.Match, and its fields
   Field num_cached_tokens;
   Field num_replayed_tokens;
   Field num_partial_tokens;
@@ -323,8 +323,8 @@ PyType_Slot* buffer_slots() {
         return -1;
       }
       const auto [data, size] = nb::inst_ptr<Owner>(self)->bytes();
-      return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(size),
-                               Owner::kIsReadOnly, flags);
+      return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(size), Owner::kIsReadOnly,
+                               flags);
     }
   };
   static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(Shown::get)},

@@ -1,11 +1,12 @@
 // Extra keys as the bytes that vLLM digests, and back: texts, bytes, whole numbers, and tuples of
 // them.
+#include "identity/cbor.h"
+
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "identity/cbor.h"
 #include "memory/errors.h"
 
 namespace blockmgr {
@@ -47,8 +48,7 @@ void append_item(std::vector<std::uint8_t>& out, nb::handle item, int depth) {
     if (depth == kMaxDepth) throw Error(ErrorKind::kValue, "keys must not be nested so deeply");
     const Py_ssize_t size = PyTuple_Size(value);
     append(out, cbor::kArray, static_cast<std::uint64_t>(size));
-    for (Py_ssize_t i = 0; i < size; ++i)
-      append_item(out, PyTuple_GetItem(value, i), depth + 1);
+    for (Py_ssize_t i = 0; i < size; ++i) append_item(out, PyTuple_GetItem(value, i), depth + 1);
   } else {
     raise(PyExc_TypeError, "keys must be str, bytes, int or tuples of them, got " + kind_of(item));
   }

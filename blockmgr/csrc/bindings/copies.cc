@@ -72,8 +72,7 @@ auto with_copy_errors(Work work) {
   } catch (const CopyFault& fault) {
     const nb::handle type = known().copy;
     const nb::object pair = fault.pair < 0 ? nb::none() : made(nb::object(nb::int_(fault.pair)));
-    const nb::object error =
-        in_python([&] { return nb::object(type(pair, fault.problem)); });
+    const nb::object error = in_python([&] { return nb::object(type(pair, fault.problem)); });
     PyErr_SetObject(type.ptr(), error.ptr());
     throw nb::python_error();
   }

@@ -53,7 +53,9 @@ class EvpSha256 : public Digester {
   }
 
  private:
-  [[noreturn]] static void fail() { throw std::runtime_error("OpenSSL refuses to compute SHA-256"); }
+  [[noreturn]] static void fail() {
+    throw std::runtime_error("OpenSSL refuses to compute SHA-256");
+  }
 
   Functions functions_;
   std::unique_ptr<Context, void (*)(Context*)> context_;

@@ -1,13 +1,14 @@
 // The core's exceptions as the Python classes of blockmgr.errors.
 #include "memory/errors.h"
 
+#include <Python.h>  // before structmember.h, which needs it
+#include <structmember.h>
+
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
 #include "bindings/bindings.h"
-
-#include <structmember.h>  // needs Python.h before it
 
 namespace blockmgr {
 
@@ -39,38 +40,39 @@ void know_python() {
   };
   PyObject* match = member("blockmgr.blocks", "Match");
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
-  python = {member("numpy", "ndarray"),
-            member("sys", "is_finalizing"),
-            nb::object(nb::steal(PyUnicode_InternFromString("__array__"))).release().ptr(),
-            match,
-            field(match, "num_cached_tokens"),
-            field(match, "num_replayed_tokens"),
-            field(match, "num_partial_tokens"),
-            field(match, "block_ids"),
-            field(match, "num_idle_blocks"),
-            field(match, "num_computing_tokens"),
-            field(match, "num_shared_tokens"),
-            field(match, "stops"),
-            nb::object(nb::steal(PyTuple_New(0))).release().ptr(),
-            error("OutOfBlocksError"),
-            error("OutOfSequencesError"),
-            error("UnknownSequenceError"),
-            error("StaleMatchError"),
-            error("PinBudgetError"),
-            error("UnknownPinError"),
-            error("BlockStateError"),
-            error("InvariantError"),
-            error("CopyError"),
-            {PyExc_ValueError, error("NeverFitsError"), error("SequenceStateError"),
-             error("StepError"), error("TicketError"), error("ReentrancyError"),
-             error("ForkError")}};
+  python = {
+      member("numpy", "ndarray"),
+      member("sys", "is_finalizing"),
+      nb::object(nb::steal(PyUnicode_InternFromString("__array__"))).release().ptr(),
+      match,
+      field(match, "num_cached_tokens"),
+      field(match, "num_replayed_tokens"),
+      field(match, "num_partial_tokens"),
+      field(match, "block_ids"),
+      field(match, "num_idle_blocks"),
+      field(match, "num_computing_tokens"),
+      field(match, "num_shared_tokens"),
+      field(match, "stops"),
+      nb::object(nb::steal(PyTuple_New(0))).release().ptr(),
+      error("OutOfBlocksError"),
+      error("OutOfSequencesError"),
+      error("UnknownSequenceError"),
+      error("StaleMatchError"),
+      error("PinBudgetError"),
+      error("UnknownPinError"),
+      error("BlockStateError"),
+      error("InvariantError"),
+      error("CopyError"),
+      {PyExc_ValueError, error("NeverFitsError"), error("SequenceStateError"), error("StepError"),
+       error("TicketError"), error("ReentrancyError"), error("ForkError")}};
 }
 
 static void set_error(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const OutOfBlocks& e) {
-    set_python_error(python.out_of_blocks, nb::make_tuple(e.needed, e.available, e.watermark, e.of_nodes));
+    set_python_error(python.out_of_blocks,
+                     nb::make_tuple(e.needed, e.available, e.watermark, e.of_nodes));
   } catch (const BrokenInvariants& e) {
     nb::list violations = made(nb::list());
     for (const std::string& violation : e.violations) violations.append(violation);

@@ -25,8 +25,8 @@ class Keys {
  public:
   explicit Keys(const nb::bytes& bytes) : bytes_(bytes) {
     if (bytes.size() % sizeof(std::uint64_t))
-      throw Error(ErrorKind::kValue, "keys must be 8 bytes each, got " +
-                                         std::to_string(bytes.size()) + " bytes");
+      throw Error(ErrorKind::kValue,
+                  "keys must be 8 bytes each, got " + std::to_string(bytes.size()) + " bytes");
   }
   // The bytes of a Python object lie at a multiple of eight as a rule; a copy does otherwise.
   const std::uint64_t* data() {
@@ -90,12 +90,12 @@ nb::object has(const WorkerTable& self, nb::handle worker, const nb::bytes& keys
   return out.array;
 }
 
-// The low 64 bits of digests, which are bytes, or whole numbers as others publish them; and how many
-// bytes each has: 0 for numbers, -1 if they are not alike.
+// The low 64 bits of digests, which are bytes, or whole numbers as others publish them; and how
+// many bytes each has: 0 for numbers, -1 if they are not alike.
 nb::tuple keys_of(const nb::list& digests) {
   const Py_ssize_t count = PyList_Size(digests.ptr());
-  nb::object made_keys = made(nb::steal(PyBytes_FromStringAndSize(
-      nullptr, count * static_cast<Py_ssize_t>(sizeof(std::uint64_t)))));
+  nb::object made_keys = made(nb::steal(
+      PyBytes_FromStringAndSize(nullptr, count * static_cast<Py_ssize_t>(sizeof(std::uint64_t)))));
   char* const out = PyBytes_AsString(made_keys.ptr());
   std::int64_t length = 0;
   for (Py_ssize_t i = 0; i < count && i < PyList_Size(digests.ptr()); ++i) {

@@ -222,8 +222,8 @@ auto facts_of_blocks(Fact) {
 }
 
 // Takes the copies of a core: make(ticket, sources, destinations, numbers of tokens), and with
-// groups the group of each copy and blocks to fill with zeros. What cannot be passed on has not been
-// taken.
+// groups the group of each copy and blocks to fill with zeros. What cannot be passed on has not
+// been taken.
 template <class Own>
 nb::object take_copies(Holder<Own>& self, nb::handle make) {
   return with_findings(self.core, [&] {
@@ -256,8 +256,8 @@ nb::object made_of_columns(const EventColumns& columns, nb::handle make);
 // A dict of the bytes by block.
 nb::dict extras_of(const std::vector<std::pair<std::int64_t, std::string>>& extras);
 
-// Events are passed on before they are dropped: making objects can fail, and can run code that calls
-// the holder and so adds others.
+// Events are passed on before they are dropped: making objects can fail, and can run code that
+// calls the holder and so adds others.
 template <class Own, auto read>
 nb::object take_events(Holder<Own>& self, nb::handle make) {
   return hand_over_events(
@@ -281,9 +281,9 @@ nb::tuple idle_front_of(Holder<Own>& self, nb::handle most) {
   return nb::make_tuple(array_of(front.blocks), array_of(front.contents));
 }
 
-// The fields of blocks.CachedPrefix: (block ids, a number of the content of each, tokens, namespace,
-// extras by position, the level and the end of the retention of each, whether it is whole, (block
-// ids, contents, groups, first tokens) of its parts)
+// The fields of blocks.CachedPrefix: (block ids, a number of the content of each, tokens,
+// namespace, extras by position, the level and the end of the retention of each, whether it is
+// whole, (block ids, contents, groups, first tokens) of its parts)
 template <class Own>
 nb::tuple cached_prefix(Holder<Own>& self, nb::handle block) {
   const std::int64_t id = int_argument(block, "block");

@@ -36,9 +36,9 @@ nb::object whole_number(nb::handle value, const char* name, std::int64_t positio
   if (PyLong_CheckExact(value.ptr())) return nb::borrow(value);  // nearly always
   const auto message = [&] {
     const std::string got = ", got " + kind_of(value);
-    return position < 0
-               ? std::string(name) + " must be an int" + got
-               : std::string(name) + " must be ints" + got + " at index " + std::to_string(position);
+    return position < 0 ? std::string(name) + " must be an int" + got
+                        : std::string(name) + " must be ints" + got + " at index " +
+                              std::to_string(position);
   };
   if (!is_whole(value)) raise(PyExc_TypeError, message());
   nb::object index = in_python([&] { return nb::steal(PyNumber_Index(value.ptr())); });
@@ -137,8 +137,8 @@ ExtrasBytes extras_argument(nb::handle extras) {
 }
 
 nb::object bytes_of(std::string_view bytes) {
-  return made(nb::steal(
-      PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()))));
+  return made(
+      nb::steal(PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()))));
 }
 
 nb::list list_of(const std::vector<std::string>& texts) {

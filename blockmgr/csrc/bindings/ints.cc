@@ -50,8 +50,9 @@ bool read_exact(PyObject* sequence, std::int64_t size, std::int64_t count, T* nu
 }
 
 [[noreturn]] void raise_kind(const char* name, nb::handle value) {
-  raise(PyExc_TypeError,
-        std::string(name) + " must be a list, tuple, array or buffer of ints, got " + kind_of(value));
+  raise(
+      PyExc_TypeError,
+      std::string(name) + " must be a list, tuple, array or buffer of ints, got " + kind_of(value));
 }
 
 [[noreturn]] void raise_changed(const char* name) {

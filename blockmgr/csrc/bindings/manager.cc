@@ -1,8 +1,8 @@
 // The calls of a manager: arguments in, results out. Nothing else.
+#include "bindings/manager.h"
+
 #include <algorithm>
 #include <utility>
-
-#include "bindings/manager.h"
 
 namespace blockmgr {
 namespace {
@@ -79,10 +79,12 @@ Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
   return with_tokens(prompt, tokens, self.core.most_matched());
 }
 
-[[gnu::always_inline]] inline nb::object admit_of(
-    Core& self, nb::handle tokens, nb::handle name, nb::handle extras, nb::handle num_slots,
-    nb::handle read_cache, nb::handle match, nb::handle max_cached_tokens,
-    nb::handle watermark_blocks, nb::handle session, nb::handle num_loaded_tokens) {
+[[gnu::always_inline]] inline nb::object admit_of(Core& self, nb::handle tokens, nb::handle name,
+                                                  nb::handle extras, nb::handle num_slots,
+                                                  nb::handle read_cache, nb::handle match,
+                                                  nb::handle max_cached_tokens,
+                                                  nb::handle watermark_blocks, nb::handle session,
+                                                  nb::handle num_loaded_tokens) {
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
   read_terms(prompt, match, max_cached_tokens, watermark_blocks, num_loaded_tokens);
   prompt.session = session_argument(session, 0);
@@ -117,9 +119,8 @@ nb::object signal(Core& self, nb::handle name, nb::handle session, Exact<int> si
   if (!(seconds > 0))
     throw Error(ErrorKind::kValue, "seconds must be above 0, got " + std::to_string(seconds));
   nb::object blocks = nb::none();
-  self.core.signal(bytes, session_argument(session, 1),
-                   static_cast<Sessions::Signal>(signal.value), seconds,
-                   announce_to<std::int64_t>(blocks));
+  self.core.signal(bytes, session_argument(session, 1), static_cast<Sessions::Signal>(signal.value),
+                   seconds, announce_to<std::int64_t>(blocks));
   return blocks;
 }
 
@@ -158,12 +159,13 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   python.num_idle_blocks.fill(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
   python.num_computing_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_computing)));
   python.num_shared_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_shared)));
-  python.stops.fill(record, found.stops != Stops{} ? ascending(found.stops) : nb::borrow(python.nothing));
+  python.stops.fill(record,
+                    found.stops != Stops{} ? ascending(found.stops) : nb::borrow(python.nothing));
   return record;
 }
 
-// (num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago, groups), the last
-// five one for each missed block.
+// (num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago, groups), the
+// last five one for each missed block.
 nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   TokenArray values = token_argument(self, tokens);
@@ -186,9 +188,8 @@ int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
   read_terms(prompt, match, max_cached_tokens, watermark_blocks, num_loaded_tokens);
   TokenArray values = token_argument(self, tokens);
-  if (values.size() > self.core.fits_anyway() && !self.read([&](const Sequences& core) {
-        return core.can_fit(values.size(), prompt);
-      }))
+  if (values.size() > self.core.fits_anyway() &&
+      !self.read([&](const Sequences& core) { return core.can_fit(values.size(), prompt); }))
     return static_cast<int>(Admission::kNever);
   return static_cast<int>(self.core.can_admit(with_tokens(prompt, values)));
 }
@@ -203,8 +204,7 @@ void append(Core& self, nb::handle handle, nb::handle tokens) {
 }
 
 nb::object retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-                         Exact<int> level,
-                         Exact<double> ttl) {
+                         Exact<int> level, Exact<double> ttl) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   TokenArray values = token_argument(self, tokens);
   check_retention(level, ttl);
@@ -331,9 +331,9 @@ std::int64_t most_argument(nb::handle max_blocks) {
   return most;
 }
 
-nb::object retain_named(Core& self, const nb::bytes& digests, Exact<int> size,
-                        Exact<bool> leading,
-                        nb::handle name, Exact<int> level, Exact<double> ttl, nb::handle max_blocks) {
+nb::object retain_named(Core& self, const nb::bytes& digests, Exact<int> size, Exact<bool> leading,
+                        nb::handle name, Exact<int> level, Exact<double> ttl,
+                        nb::handle max_blocks) {
   const BlockNames names = names_argument(digests, size, leading, name);
   check_retention(level, ttl);
   const std::int64_t most = most_argument(max_blocks);
@@ -343,9 +343,8 @@ nb::object retain_named(Core& self, const nb::bytes& digests, Exact<int> size,
 }
 
 // The fields of a DigestPin, or None: no prompt could use any of them.
-nb::object pin_named(Core& self, const nb::bytes& digests, Exact<int> size,
-                        Exact<bool> leading, nb::handle name,
-                     nb::handle max_blocks) {
+nb::object pin_named(Core& self, const nb::bytes& digests, Exact<int> size, Exact<bool> leading,
+                     nb::handle name, nb::handle max_blocks) {
   const BlockNames names = names_argument(digests, size, leading, name);
   const std::int64_t most = most_argument(max_blocks);
   // The tuple is made before the call: that may run the garbage collector, and with it code that
@@ -379,8 +378,8 @@ struct Checked<call> {
 template <auto call>
 constexpr auto checked = Checked<call>::run;
 
-std::int64_t retain(Sequences& core, Handle handle, std::int64_t start, std::int64_t stop, int level,
-                    double ttl, const Retaining::Announce& announce) {
+std::int64_t retain(Sequences& core, Handle handle, std::int64_t start, std::int64_t stop,
+                    int level, double ttl, const Retaining::Announce& announce) {
   check_retention(level, ttl);
   return core.retain(handle, start, stop, level, ttl, announce);
 }
@@ -398,8 +397,8 @@ struct SharedMemory {
 // Made by NumPy itself, as new_array says.
 nb::object shared_view(const ZeroedArray<std::int32_t>& array, const nb::tuple& shape) {
   const nb::object memory = nb::cast(SharedMemory{array.memory(), array.data(), array.bytes()});
-  return made(nb::steal(
-      PyObject_CallFunction(known().ndarray, "OsO", shape.ptr(), "int32", memory.ptr())));
+  return made(
+      nb::steal(PyObject_CallFunction(known().ndarray, "OsO", shape.ptr(), "int32", memory.ptr())));
 }
 
 // The block tables and sequence lengths as NumPy arrays that share the core's memory.
@@ -463,7 +462,8 @@ void bind_manager(nb::module_& m) {
       .def("shrink", call<&Sequences::shrink_pool, Int<"num_blocks">>)
       .def("grow", call<&Sequences::grow_pool, Int<"num_blocks">>)
       .def("retire", call<&Sequences::retire, Space>)
-      .def("retain", announced<retain, Number, Int<"start">, Int<"stop">, Plain<int>, Plain<double>>)
+      .def("retain",
+           announced<retain, Number, Int<"start">, Int<"stop">, Plain<int>, Plain<double>>)
       .def("retain_prefix", checked<retain_prefix>)
       .def("retain_named", checked<retain_named>)
       .def("pin", checked<pin>)

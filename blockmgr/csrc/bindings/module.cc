@@ -13,9 +13,13 @@ Monitor::Turn wait_for_call(Monitor::Mutex& mutex, bool may_be_interrupted) {
   constexpr std::chrono::milliseconds kPatience{20};
   PyThreadState* const state = PyEval_SaveThread();
   const bool is_mine = mutex.try_lock_for(kPatience);
-  in_python([&] { PyEval_RestoreThread(state); }, [&] { if (is_mine) mutex.unlock(); });
+  in_python([&] { PyEval_RestoreThread(state); },
+            [&] {
+              if (is_mine) mutex.unlock();
+            });
   if (is_mine) return Monitor::Turn::kMine;
-  if (may_be_interrupted && in_python([] { return PyErr_CheckSignals(); })) throw nb::python_error();
+  if (may_be_interrupted && in_python([] { return PyErr_CheckSignals(); }))
+    throw nb::python_error();
   // Other threads do not run any more, so the holder stays where it is.
   const nb::object answer = nb::steal(PyObject_CallNoArgs(known().is_finalizing));
   if (!answer.is_valid()) PyErr_Clear();
@@ -30,7 +34,8 @@ using namespace blockmgr;
 NB_MODULE(_core, m) {
   Monitor::wait = wait_for_call;
 #ifndef BLOCKMGR_TESTING
-  // Whatever a user's own references keep alive at the end of the process is no leak of this library.
+  // Whatever a user's own references keep alive at the end of the process is no leak of this
+  // library.
   nb::set_leak_warnings(false);
 #endif
   m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";

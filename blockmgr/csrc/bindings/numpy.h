@@ -33,9 +33,8 @@ struct Numbers {
 
   // Whether they are the items of a C array.
   bool packed() const {
-    return stride == item_bytes && reinterpret_cast<std::uintptr_t>(data) %
-                                           static_cast<std::uintptr_t>(item_bytes) ==
-                                       0;
+    return stride == item_bytes &&
+           reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(item_bytes) == 0;
   }
 };
 

@@ -67,10 +67,9 @@ NodeId PythonPolicy::victim() noexcept {
     if (!range_.holds(chosen) || !nodes_.idle(chosen))
       throw Error(ErrorKind::kValue, "victim must be an idle block, got " + std::to_string(id));
     if (const NodeId child = nodes_[chosen].first_child; child >= 0)
-      throw Error(ErrorKind::kValue,
-                  "victim must be a block without cached children, got " + std::to_string(id) +
-                      ", which block " + std::to_string(nodes_.name(child)) +
-                      " continues");
+      throw Error(ErrorKind::kValue, "victim must be a block without cached children, got " +
+                                         std::to_string(id) + ", which block " +
+                                         std::to_string(nodes_.name(child)) + " continues");
     victim = chosen;
   });
   return victim;

@@ -61,8 +61,8 @@ struct PythonPolicies {
     return [this, objects](Nodes& nodes, const PrefixIndex& index, Range range) {
       if (all.size() == nb::len(objects))
         throw Error(ErrorKind::kValue, "python_policies must be as many as there are partitions");
-      auto made = std::make_unique<PythonPolicy>(nodes, index, range,
-                                                 nb::borrow(objects[all.size()]));
+      auto made =
+          std::make_unique<PythonPolicy>(nodes, index, range, nb::borrow(objects[all.size()]));
       all.push_back(made.get());
       return made;
     };

@@ -74,12 +74,12 @@ nb::object session_digests(Core& self, nb::handle name, nb::handle session) {
 
 void add_reads(nb::class_<Core>& type) {
   type.def("view", read<Number>([](const Sequences& core, Handle handle) {
-         const Sequence& s = core.view(handle);
-         const std::int64_t again = core.num_replayed(s);
-         return std::tuple(s.num_tokens, core.computed(s), s.num_cached - again,
-                           core.num_full_blocks(s), s.state == Sequence::kPreempted,
-                           core.num_slots(s), again);
-       }))
+             const Sequence& s = core.view(handle);
+             const std::int64_t again = core.num_replayed(s);
+             return std::tuple(s.num_tokens, core.computed(s), s.num_cached - again,
+                               core.num_full_blocks(s), s.state == Sequence::kPreempted,
+                               core.num_slots(s), again);
+           }))
       .def("view_groups", view_groups)
       .def("tokens", read<Number>([](const Sequences& core, Handle handle) {
              const Array<Token> tokens(core.view(handle).num_tokens);
@@ -102,15 +102,14 @@ void add_reads(nb::class_<Core>& type) {
                  core.slot_mapping(handle, start, stop, slots.numbers);
                  return slots.array;
                }))
-      .def("group_slots",
-           read<Number, Int<"start">, Int<"stop">, Plain<int>>(
-               [](const Sequences& core, Handle handle, std::int64_t start, std::int64_t stop,
-                  int group) {
-                 core.check_group_slots(handle, group, start, stop);
-                 const Array<std::int64_t> slots(stop - start);
-                 core.group_slots(handle, group, start, stop, slots.numbers);
-                 return slots.array;
-               }))
+      .def("group_slots", read<Number, Int<"start">, Int<"stop">, Plain<int>>(
+                              [](const Sequences& core, Handle handle, std::int64_t start,
+                                 std::int64_t stop, int group) {
+                                core.check_group_slots(handle, group, start, stop);
+                                const Array<std::int64_t> slots(stop - start);
+                                core.group_slots(handle, group, start, stop, slots.numbers);
+                                return slots.array;
+                              }))
       .def("is_cached", read<Int<"block">>([](const Sequences& core, std::int64_t block) {
              return core.is_cached(block);
            }))

@@ -33,7 +33,7 @@
 #include <stdint.h>
 
 #define BLOCKMGR_VERSION_MAJOR 0
-#define BLOCKMGR_VERSION_MINOR 31
+#define BLOCKMGR_VERSION_MINOR 32
 #define BLOCKMGR_VERSION_PATCH 0
 
 #if defined(_WIN32)
@@ -168,7 +168,8 @@ typedef struct blockmgr_options {
   int64_t digest_size; /* bytes, 8 to 64; default 16, which xxh3_128 has */
   /* Only with groups none of which has full attention: most stretches of block_size tokens that
    * sequences and cached prefixes consist of. 0: for prefixes of 8192 tokens, as many as can end in
-   * the blocks with their windows and states. Such a manager has no retention, quotas and events. */
+   * the blocks with their windows and states. Such a manager has no retention, quotas and events.
+   */
   int64_t num_nodes;
   int64_t stop_margin_tokens; /* with states: tokens before their places where prompts stop */
 } blockmgr_options;
@@ -192,11 +193,11 @@ typedef struct blockmgr_extra {
 } blockmgr_extra;
 
 enum {
-  BLOCKMGR_SKIP_CACHE = 1,    /* takes nothing from the cache */
-  BLOCKMGR_LIMIT_CACHED = 2,  /* takes at most max_cached_tokens */
-  BLOCKMGR_EXACT_CACHED = 4,  /* takes exactly max_cached_tokens, which a match found, or is refused
-                                 with BLOCKMGR_STALE_MATCH */
-  BLOCKMGR_SET_WATERMARK = 8  /* watermark_blocks instead of the option */
+  BLOCKMGR_SKIP_CACHE = 1,   /* takes nothing from the cache */
+  BLOCKMGR_LIMIT_CACHED = 2, /* takes at most max_cached_tokens */
+  BLOCKMGR_EXACT_CACHED = 4, /* takes exactly max_cached_tokens, which a match found, or is refused
+                                with BLOCKMGR_STALE_MATCH */
+  BLOCKMGR_SET_WATERMARK = 8 /* watermark_blocks instead of the option */
 };
 
 typedef struct blockmgr_prompt {
@@ -225,8 +226,8 @@ typedef struct blockmgr_match_result {
   int64_t num_computing_tokens; /* after the cached ones, that a running sequence has to commit */
   int64_t num_blocks;           /* whole blocks found */
   int64_t num_stops;
-  int64_t stops[4]; /* with states: where forwards should end, ascending */
-  int64_t num_shared_tokens;   /* leading ones that full attention has, whatever other groups lack */
+  int64_t stops[4];          /* with states: where forwards should end, ascending */
+  int64_t num_shared_tokens; /* leading ones that full attention has, whatever other groups lack */
   int64_t num_replayed_tokens; /* after the cached ones: found, too, and computed again for windows
                                   that prompts do not find */
 } blockmgr_match_result;
@@ -244,8 +245,7 @@ BLOCKMGR_API blockmgr_status blockmgr_can_admit(blockmgr_manager* manager,
                                                 const blockmgr_prompt* prompt, int32_t* admission);
 /* Refers to the longest cached prefix, and takes blocks for the rest, or for num_slots. */
 BLOCKMGR_API blockmgr_status blockmgr_admit(blockmgr_manager* manager,
-                                            const blockmgr_prompt* prompt,
-                                            blockmgr_handle* handle);
+                                            const blockmgr_prompt* prompt, blockmgr_handle* handle);
 /* The digests of a prompt's whole blocks, digest_size bytes each. room and num_bytes: bytes. */
 BLOCKMGR_API blockmgr_status blockmgr_block_digests(blockmgr_manager* manager,
                                                     const blockmgr_prompt* prompt, uint8_t* digests,
@@ -319,7 +319,7 @@ typedef struct blockmgr_sequence {
   int32_t is_preempted;
   int32_t state_stands; /* its states are those after num_computed_tokens */
   int64_t num_stops;
-  int64_t stops[5]; /* with states: where its forwards should end, ascending */
+  int64_t stops[5];            /* with states: where its forwards should end, ascending */
   int64_t num_replayed_tokens; /* as of a match, by the last admit or resume */
 } blockmgr_sequence;
 BLOCKMGR_API blockmgr_status blockmgr_view(blockmgr_manager* manager, blockmgr_handle handle,
@@ -424,10 +424,10 @@ BLOCKMGR_API blockmgr_status blockmgr_touch_blocks(blockmgr_manager* manager, co
                                                    int64_t count);
 BLOCKMGR_API blockmgr_status blockmgr_forget(blockmgr_manager* manager, const int64_t* blocks,
                                              int64_t count, int64_t* num_forgotten);
-/* A pool that gives memory back for a while: shrink takes the blocks from num_blocks on out of use, and
- * grow those below num_blocks back into use. num_blocks counts the null block, and quotas stay whole.
- * What these blocks hold is no longer found. num_leaving, or NULL: how many still belong to a
- * sequence, a hold, a copy or a step; each leaves when it is released. blockmgr_leaving tells the
+/* A pool that gives memory back for a while: shrink takes the blocks from num_blocks on out of use,
+ * and grow those below num_blocks back into use. num_blocks counts the null block, and quotas stay
+ * whole. What these blocks hold is no longer found. num_leaving, or NULL: how many still belong to
+ * a sequence, a hold, a copy or a step; each leaves when it is released. blockmgr_leaving tells the
  * sequences, each once; blockmgr_preempt or blockmgr_free ends their use. */
 BLOCKMGR_API blockmgr_status blockmgr_shrink(blockmgr_manager* manager, int64_t num_blocks,
                                              int64_t* num_leaving);
@@ -450,7 +450,7 @@ typedef struct blockmgr_event {
   int64_t step;        /* steps whose copies had been applied */
   int64_t first_block; /* of digests */
   int64_t num_blocks;
-  const uint8_t* parent; /* digest of the block before the first; NULL: it begins a prompt */
+  const uint8_t* parent;  /* digest of the block before the first; NULL: it begins a prompt */
   const uint32_t* tokens; /* stored: num_blocks * block_size; else NULL */
   const void* name;       /* stored: the namespace */
   size_t name_size;

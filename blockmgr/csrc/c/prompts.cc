@@ -150,6 +150,5 @@ blockmgr_status blockmgr_pin(blockmgr_manager* manager, const blockmgr_prompt* p
 
 blockmgr_status blockmgr_touch(blockmgr_manager* manager, const blockmgr_prompt* prompt,
                                int64_t* num_blocks) {
-  return change(manager,
-                [&](Sequences& core) { tell(num_blocks, core.touch(prompt_of(prompt))); });
+  return change(manager, [&](Sequences& core) { tell(num_blocks, core.touch(prompt_of(prompt))); });
 }

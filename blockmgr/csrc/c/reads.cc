@@ -37,10 +37,9 @@ int attention_group(const Sequences& core, std::int32_t group) {
     const blockmgr::Group& kind =
         core.config().groups[static_cast<std::size_t>(std::max(further, 0))];
     if (kind.recurrent() || kind.is_ring())
-      throw blockmgr::Error(
-          blockmgr::ErrorKind::kValue,
-          "group must be one of attention, got " + std::to_string(group) + ", which has " +
-              (kind.is_ring() ? "rings" : "states"));
+      throw blockmgr::Error(blockmgr::ErrorKind::kValue,
+                            "group must be one of attention, got " + std::to_string(group) +
+                                ", which has " + (kind.is_ring() ? "rings" : "states"));
   }
   return further;
 }

@@ -230,8 +230,7 @@ blockmgr_status blockmgr_forget(blockmgr_manager* manager, const int64_t* blocks
 
 blockmgr_status blockmgr_shrink(blockmgr_manager* manager, int64_t num_blocks,
                                 int64_t* num_leaving) {
-  return change(manager,
-                [&](Sequences& core) { tell(num_leaving, core.shrink_pool(num_blocks)); });
+  return change(manager, [&](Sequences& core) { tell(num_leaving, core.shrink_pool(num_blocks)); });
 }
 
 blockmgr_status blockmgr_grow(blockmgr_manager* manager, int64_t num_blocks) {

@@ -36,8 +36,9 @@ long long wide(std::int64_t number) { return number; }
 
 // By ErrorKind.
 constexpr blockmgr_status kStatuses[] = {
-    BLOCKMGR_BAD_VALUE, BLOCKMGR_NEVER_FITS, BLOCKMGR_SEQUENCE_STATE, BLOCKMGR_STEP,
-    BLOCKMGR_TICKET,    BLOCKMGR_REENTRANCY, BLOCKMGR_FORK};
+    BLOCKMGR_BAD_VALUE, BLOCKMGR_NEVER_FITS, BLOCKMGR_SEQUENCE_STATE,
+    BLOCKMGR_STEP,      BLOCKMGR_TICKET,     BLOCKMGR_REENTRANCY,
+    BLOCKMGR_FORK};
 static_assert(std::size(kStatuses) == static_cast<std::size_t>(ErrorKind::kFork) + 1);
 
 struct StatusText {

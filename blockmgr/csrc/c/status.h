@@ -1,5 +1,5 @@
-// The manager behind a blockmgr_manager, and its calls: an exception becomes a number for callers in
-// C, and a text of the thread.
+// The manager behind a blockmgr_manager, and its calls: an exception becomes a number for callers
+// in C, and a text of the thread.
 #pragma once
 
 #include <cstddef>

@@ -53,8 +53,9 @@ void BlockAudit::check_places() {
     leaving += out && n != kNoNode;
     BLOCKMGR_EXPECT((n == kNoNode) == (b < first || free.count(b)) || (out && n == kNoNode),
                     "block " + std::to_string(b) + " is lost");
-    BLOCKMGR_EXPECT(!out || !(free.count(b) || (n >= 0 && (nodes_[n].keyed() || nodes_[n].parent >= 0))),
-                    "block " + std::to_string(b) + " is out of use, and free or cached");
+    BLOCKMGR_EXPECT(
+        !out || !(free.count(b) || (n >= 0 && (nodes_[n].keyed() || nodes_[n].parent >= 0))),
+        "block " + std::to_string(b) + " is out of use, and free or cached");
     BLOCKMGR_EXPECT(n == kNoNode || number(nodes_.block(n)) == b,
                     "block " + std::to_string(b) + " has a node that does not know of it");
   }
@@ -82,8 +83,7 @@ void BlockAudit::check_copies() {
   });
   BLOCKMGR_EXPECT(pending == copies_.num_pending(), "the number of pending copies is wrong");
   for (const NodeId b : sources)
-    BLOCKMGR_EXPECT(!copied.count(b),
-                    name(b) + " is source and destination of pending copies");
+    BLOCKMGR_EXPECT(!copied.count(b), name(b) + " is source and destination of pending copies");
   std::set<NodeId> in_flight;
   for (const Copy& copy : copies_.flight()) {
     ++pins(copy.source);
@@ -107,9 +107,9 @@ void BlockAudit::check_references() {
     BLOCKMGR_EXPECT(nodes_.uses(b).ref_count == refs(b),
                     name(b) + " has ref count " + std::to_string(nodes_.uses(b).ref_count) +
                         ", tables name it " + std::to_string(refs(b)) + " times");
-    BLOCKMGR_EXPECT(nodes_.uses(b).pins == pins(b), name(b) + " has " +
-                                                    std::to_string(nodes_.uses(b).pins) + " pins, " +
-                                                    std::to_string(pins(b)) + " accounted for");
+    BLOCKMGR_EXPECT(nodes_.uses(b).pins == pins(b),
+                    name(b) + " has " + std::to_string(nodes_.uses(b).pins) + " pins, " +
+                        std::to_string(pins(b)) + " accounted for");
   }
 }
 
@@ -154,7 +154,8 @@ void BlockAudit::check_list(const NodeList& list, int number) {
   int length = 0;
   NodeId before = list.end();
   for (NodeId b = list.front(); b != list.end(); b = list.after(b)) {
-    if (!valid(b) || listed_[static_cast<std::size_t>(b)] >= 0 || nodes_.links[static_cast<std::size_t>(b)].prev != before) {
+    if (!valid(b) || listed_[static_cast<std::size_t>(b)] >= 0 ||
+        nodes_.links[static_cast<std::size_t>(b)].prev != before) {
       broken_.push_back("a queue is not linked right at " + name(b));
       return;
     }
@@ -190,9 +191,9 @@ void BlockAudit::check_queues() {
   BLOCKMGR_EXPECT(pool_.num_free() + pool_.num_idle() == pool_.available(),
                   "free and idle blocks do not add up to what is available");
   if (pool_.is_bare()) fenced -= pool_.partition(0).num_fenced;
-  BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced + pool_.num_withheld() ==
-                      pool_.capacity(),
-                  "used, free, idle, fenced and withheld blocks do not add up to the capacity");
+  BLOCKMGR_EXPECT(
+      pool_.num_used() + pool_.available() + fenced + pool_.num_withheld() == pool_.capacity(),
+      "used, free, idle, fenced and withheld blocks do not add up to the capacity");
 }
 
 // A partition lists its own blocks, and all of them add up to what it was given.
@@ -232,8 +233,9 @@ void BlockAudit::check_index() {
     if (!full) continue;
     const Key key{record.parent, record.extras, nodes_.tokens(b)};
     const bool retired = record.parent_generation != index_.generation(record.parent);
-    BLOCKMGR_EXPECT(digested || (index_.digests_on_demand() && (retired || !index_.is_crowded(key.parent))),
-                    name(b) + " has no digest");
+    BLOCKMGR_EXPECT(
+        digested || (index_.digests_on_demand() && (retired || !index_.is_crowded(key.parent))),
+        name(b) + " has no digest");
     BLOCKMGR_EXPECT(!digested || is_root(key.parent) || index_.has_digest(key.parent),
                     name(b) + " has a digest, and its parent has none");
     const NodeId found = digested ? index_.find(key, nodes_.digest(b)) : index_.find_listed(key);
@@ -244,8 +246,7 @@ void BlockAudit::check_index() {
   for (NodeId n = 0; n < count_; ++n) {
     const bool goes_on = n + 1 < count_ && nodes_[n + 1].parent == n &&
                          nodes_[n + 1].key_tokens == size_ && !nodes_[n + 1].extras;
-    BLOCKMGR_EXPECT(index_.goes_on(n) == goes_on,
-                    name(n) + " goes on in the next id, or does not");
+    BLOCKMGR_EXPECT(index_.goes_on(n) == goes_on, name(n) + " goes on in the next id, or does not");
   }
 }
 
@@ -301,7 +302,8 @@ void BlockAudit::check_children() {
     BLOCKMGR_EXPECT(index_.extras().refs(id) == counted(extras_, id), "extra keys are miscounted");
 }
 
-// The columns of the event log are as long as its runs say. Counts the roots and keys that it keeps.
+// The columns of the event log are as long as its runs say. Counts the roots and keys that it
+// keeps.
 void BlockAudit::check_log() {
   const EventLog* const log = index_.log();
   if (!log) return;

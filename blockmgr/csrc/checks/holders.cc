@@ -145,8 +145,8 @@ class Audit : public BlockAudit {
                       what + " shares what nobody finds");
     }
     const std::int64_t begins = core_.begins(s);
-    const std::int64_t due = begins < row.hit ? core_.groups_->unit_at(g, begins)
-                                              : core_.groups_->first_unit(g, begins);
+    const std::int64_t due =
+        begins < row.hit ? core_.groups_->unit_at(g, begins) : core_.groups_->first_unit(g, begins);
     BLOCKMGR_EXPECT(first <= due, what + " has given back what it reads");
     BLOCKMGR_EXPECT(
         row.start <= row.replayed && row.replayed <= row.hit && row.hit <= s.num_computed,

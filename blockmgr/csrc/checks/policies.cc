@@ -87,8 +87,7 @@ void Queues::audit(BlockAudit& audit, const Nodes& nodes, bool only_idle) const 
     audit.expect(members == size(q), "an eviction queue has another size than its count");
     NodeId before = end(q);
     for (NodeId b = front(q); b != end(q); b = after(b)) {
-      if (!range_.holds(b) || queue_of(b) != q || nodes_[b].prev != before ||
-          listed[b]) {
+      if (!range_.holds(b) || queue_of(b) != q || nodes_[b].prev != before || listed[b]) {
         audit.expect(false, "an eviction queue is not linked right");
         return;
       }
@@ -129,7 +128,8 @@ void GhostSet::audit(BlockAudit& audit) const {
   for (int l = 0; l < num_lists(); ++l) {
     int length = 0;
     std::int32_t before = end(l);
-    for (std::int32_t i = node(end(l)).next; i != end(l) && length <= capacity(); i = node(i).next) {
+    for (std::int32_t i = node(end(l)).next; i != end(l) && length <= capacity();
+         i = node(i).next) {
       audit.expect(node(i).list == l && node(i).prev == before,
                    "a list of ghosts is not linked right");
       audit.expect(tags.insert(node(i).tag).second, "a ghost is remembered twice");
@@ -137,7 +137,8 @@ void GhostSet::audit(BlockAudit& audit) const {
       before = i;
       ++length;
     }
-    audit.expect(before == node(end(l)).prev && length == size(l), "a list of ghosts is miscounted");
+    audit.expect(before == node(end(l)).prev && length == size(l),
+                 "a list of ghosts is miscounted");
     total += length;
   }
   audit.expect(total == num_ghosts_ && total <= capacity(), "there are more ghosts than allowed");

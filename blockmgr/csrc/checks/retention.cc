@@ -57,8 +57,9 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
     audit.expect(
         num_cached_[static_cast<std::size_t>(level)] == cached[static_cast<std::size_t>(level)],
         who + " miscounts its blocks");
-    audit.expect(num_idle_[static_cast<std::size_t>(level)] == idle[static_cast<std::size_t>(level)],
-                 who + " miscounts its idle blocks");
+    audit.expect(
+        num_idle_[static_cast<std::size_t>(level)] == idle[static_cast<std::size_t>(level)],
+        who + " miscounts its idle blocks");
     std::int64_t queued = strays[static_cast<std::size_t>(level)];
     for (NodeId b = at(end(level)).next; b != end(level); b = at(b).next, ++queued) {
       audit.expect(at(b).idle && at(b).level == level,

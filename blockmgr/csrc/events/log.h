@@ -9,7 +9,8 @@
 //
 // The log knows no namespaces and no keys, only their numbers. The index holds a reference to each
 // as long as it stands here. Names of sessions are copied: a session may be dropped before its
-// events are taken. There is room for a bounded number of bytes; what does not fit has no name here.
+// events are taken. There is room for a bounded number of bytes; what does not fit has no name
+// here.
 #pragma once
 
 #include <cstddef>
@@ -26,13 +27,13 @@ enum class EventKind : std::uint8_t { kStored, kRemoved, kCleared };
 
 struct EventRun {
   EventKind kind;
-  bool has_parent;         // stored: it continues another block
-  std::uint8_t group;      // of layers, as engines count them
-  std::uint32_t root;      // stored: number of the namespace
-  std::int64_t step;       // steps whose copies had been applied
-  std::int64_t first;      // the first of its blocks among all blocks of the log
+  bool has_parent;     // stored: it continues another block
+  std::uint8_t group;  // of layers, as engines count them
+  std::uint32_t root;  // stored: number of the namespace
+  std::int64_t step;   // steps whose copies had been applied
+  std::int64_t first;  // the first of its blocks among all blocks of the log
   std::int64_t num_blocks;
-  std::int64_t session_at = 0;   // stored: where the name of its session begins
+  std::int64_t session_at = 0;  // stored: where the name of its session begins
   std::int32_t session_size = 0;
 };
 

@@ -11,11 +11,10 @@ std::uint8_t* put(std::string_view bytes, std::uint8_t* out) {
   return out + bytes.size();
 }
 
-// put_head of a token, without branches: ids of many sizes come in no order that could be predicted.
-// Writes nine bytes, of which those past the returned place mean nothing.
+// put_head of a token, without branches: ids of many sizes come in no order that could be
+// predicted. Writes nine bytes, of which those past the returned place mean nothing.
 std::uint8_t* put_token(std::uint64_t token, std::uint8_t* out) {
-  const auto wide =
-      static_cast<unsigned>((token >= 24) + (token >> 8 != 0) + (token >> 16 != 0));
+  const auto wide = static_cast<unsigned>((token >= 24) + (token >> 8 != 0) + (token >> 16 != 0));
   const unsigned more = wide + (wide == 3);  // bytes after the first: 0, 1, 2 or 4
   *out = static_cast<std::uint8_t>(wide ? 23 + wide : token);
   const std::uint64_t first = token << 1 << (63 - 8 * more);  // the top byte comes first
@@ -42,8 +41,8 @@ void CborDigester::digest_block(const std::uint8_t* parent, std::string_view ext
                                 const Token* tokens, int num_tokens, std::uint8_t* out) {
   const auto count = static_cast<std::size_t>(num_tokens);
   const auto digest_size = static_cast<std::size_t>(size());
-  const std::size_t most = 3 * cbor::kMaxHead + digest_size +
-                           count * cbor::head_size(UINT32_MAX) + extras.size() + 1;
+  const std::size_t most =
+      3 * cbor::kMaxHead + digest_size + count * cbor::head_size(UINT32_MAX) + extras.size() + 1;
   if (item_.size() < most) item_.resize(most);
   std::uint8_t* at = cbor::put_head(cbor::kArray, 3, item_.data());
   at = cbor::put_head(cbor::kBytes, digest_size, at);

@@ -41,8 +41,8 @@ inline std::uint8_t* put_head(Major major, std::uint64_t number, std::uint8_t* o
 
 }  // namespace cbor
 
-// vLLM's digests ("sha256_cbor"): H(CBOR [parent digest, [tokens], extra keys]), where the extras of
-// a block are the CBOR of its extra keys, and a block without any has null.
+// vLLM's digests ("sha256_cbor"): H(CBOR [parent digest, [tokens], extra keys]), where the extras
+// of a block are the CBOR of its extra keys, and a block without any has null.
 //
 // Source: vLLM 0.33, v1/core/kv_cache_utils.py: hash_block_tokens, init_none_hash.
 class CborDigester : public Digester {

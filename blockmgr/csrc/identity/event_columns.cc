@@ -40,8 +40,7 @@ namespace {
 // Chains of cached full blocks, one run each, from a list of first blocks still to be visited.
 class Residents {
  public:
-  Residents(const PrefixIndex& index, const Nodes& nodes, std::int64_t step,
-            const PartsTold& parts)
+  Residents(const PrefixIndex& index, const Nodes& nodes, std::int64_t step, const PartsTold& parts)
       : index_(index), nodes_(nodes), step_(step), parts_(parts) {
     columns_.digest_size = nodes.digest_size;
     if (const EventLog* log = index.log()) columns_.version = log->version();

@@ -18,11 +18,11 @@ struct EventColumns {
   std::int64_t num_lost = 0;
   int digest_size = 0;
   std::vector<EventRun> runs;
-  std::vector<std::uint8_t> digests;  // of each block of each run
-  std::vector<std::uint8_t> parents;  // one a run, zeros if it has none
-  std::vector<Token> tokens;          // of each block of each stored run
+  std::vector<std::uint8_t> digests;                         // of each block of each run
+  std::vector<std::uint8_t> parents;                         // one a run, zeros if it has none
+  std::vector<Token> tokens;                                 // of each block of each stored run
   std::vector<std::pair<std::int64_t, std::string>> extras;  // by stored block
-  std::vector<std::string> names;     // the namespace of each run
+  std::vector<std::string> names;                            // the namespace of each run
   std::vector<std::string> sessions;  // the session of each run; none at all, if there are none
 };
 

@@ -5,8 +5,8 @@
 // another prefix, whatever digest is used.
 //
 // Every keyed block, full or tail, stands in its parent's list of children, most recently linked or
-// brought forward first. Full blocks also stand in a table by digest: all of them, or on demand only
-// the children of a parent that has many, and those whose digests a caller asked for.
+// brought forward first. Full blocks also stand in a table by digest: all of them, or on demand
+// only the children of a parent that has many, and those whose digests a caller asked for.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@
 #include "events/log.h"
 #include "identity/digest.h"
 #include "identity/interning.h"
-#include "memory/node.h"
 #include "memory/buckets.h"
+#include "memory/node.h"
 
 namespace blockmgr {
 
@@ -82,8 +82,8 @@ class PrefixIndex {
   // that never fails, no log, and no observer that reads digests.
   void digest_on_demand() noexcept { on_demand_ = true; }
   bool digests_on_demand() const { return on_demand_; }
-  // Gives every full block its digest; from here on, blocks get theirs at once. Cost: O(blocks), and
-  // nothing from the second call on.
+  // Gives every full block its digest; from here on, blocks get theirs at once. Cost: O(blocks),
+  // and nothing from the second call on.
   void add_digests() const noexcept;
   bool has_digest(NodeId n) const { return nodes_[n].digested; }
   // Whether all full children of this block, or root, are in the table.
@@ -103,8 +103,8 @@ class PrefixIndex {
   }
   // The full block with this key and digest, or kNoNode.
   NodeId find(const Key& key, const std::uint8_t* digest) const;
-  // Likewise, among few children by a look at each, else by a digest that it computes. May throw what
-  // the digest function throws.
+  // Likewise, among few children by a look at each, else by a digest that it computes. May throw
+  // what the digest function throws.
   NodeId find(const Key& key);
   // Likewise by a look at each child. Cost: O(children).
   NodeId find_listed(const Key& key) const;
@@ -317,7 +317,7 @@ class PrefixIndex {
   mutable Buckets buckets_;
   mutable bool on_demand_ = false;
   ZeroedArray<std::uint64_t> continued_;  // a bit a node: goes_on()
-  std::unique_ptr<EventLog> log_;  // nullptr: events are off
+  std::unique_ptr<EventLog> log_;         // nullptr: events are off
   int num_keyed_ = 0;
 };
 

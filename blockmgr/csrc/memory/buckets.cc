@@ -4,8 +4,8 @@
 
 namespace blockmgr {
 
-// 8.5 bytes a block: 1.6 places each. With 7.5 blocks in a bucket on average, one in twenty-three has
-// sent some on to the next when all blocks are cached.
+// 8.5 bytes a block: 1.6 places each. With 7.5 blocks in a bucket on average, one in twenty-three
+// has sent some on to the next when all blocks are cached.
 static std::size_t buckets_for(int num_nodes) {
   return static_cast<std::size_t>(num_nodes) * 17 / 128 + 1;
 }

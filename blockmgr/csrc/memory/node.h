@@ -86,16 +86,16 @@ struct Node {
   // Keyed: the node before this one in its prefix. Owned: the cached twin, or kNoNode.
   NodeId parent = kNoNode;
   std::uint32_t parent_generation = 0;
-  std::uint32_t generation = 0;  // grows whenever the node loses its content
-  std::uint32_t extras = 0;      // interned extra keys of this node
-  std::uint16_t key_tokens = 0;  // tokens the key covers; fewer than block_size: a cached tail
-  std::uint16_t unwritten = 0;   // trailing tokens of a full node that the forward of this step
-                                 // has yet to write: it was committed early
+  std::uint32_t generation = 0;   // grows whenever the node loses its content
+  std::uint32_t extras = 0;       // interned extra keys of this node
+  std::uint16_t key_tokens = 0;   // tokens the key covers; fewer than block_size: a cached tail
+  std::uint16_t unwritten = 0;    // trailing tokens of a full node that the forward of this step
+                                  // has yet to write: it was committed early
   std::uint16_t copy_tokens = 0;  // leading tokens of the pending copy
   std::uint8_t fence = 0;         // number of the fence list the node waits in; 0: none
-  std::uint8_t in_flight : 1;  // destination of a copy that was taken and not resolved
-  std::uint8_t digested : 1;   // has a digest, and stands in the table of the index
-  std::uint8_t crowded : 1;    // all of its full children are digested
+  std::uint8_t in_flight : 1;     // destination of a copy that was taken and not resolved
+  std::uint8_t digested : 1;      // has a digest, and stands in the table of the index
+  std::uint8_t crowded : 1;       // all of its full children are digested
 
   NodeId first_child = kNoNode;
   NodeId prev_sibling = kNoNode;  // keyed: among the children of its parent; owned and with a
@@ -140,8 +140,8 @@ inline bool same_tokens(const Token* a, const Token* b, int count) {
   return std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(Token)) == 0;
 }
 
-// The nodes of a pool: records, uses, links, the tokens each holds, the digest of each keyed one, and
-// which block each has.
+// The nodes of a pool: records, uses, links, the tokens each holds, the digest of each keyed one,
+// and which block each has.
 struct Nodes {
   Nodes(int count, int num_blocks, int block_size, int digest_size, int num_lists)
       : count(count),
@@ -218,8 +218,8 @@ struct Nodes {
     return b;
   }
   std::size_t bytes() const {
-    return records.bytes() + uses_of.bytes() + links.bytes() + token_data.bytes() + digest_data.bytes() + places.bytes() +
-           owners.bytes();
+    return records.bytes() + uses_of.bytes() + links.bytes() + token_data.bytes() +
+           digest_data.bytes() + places.bytes() + owners.bytes();
   }
 
   int count;

@@ -42,8 +42,8 @@ class TagTable {
   }
 
  private:
-  // Tags that are no good hashes are spread, too. Those with an equal low half share a home: it takes
-  // 2^32 digests to find one more of them.
+  // Tags that are no good hashes are spread, too. Those with an equal low half share a home: it
+  // takes 2^32 digests to find one more of them.
   std::size_t home(std::uint64_t tag) const {
     const std::uint32_t spread = static_cast<std::uint32_t>(tag) * factor_;
     return static_cast<std::size_t>(static_cast<std::uint64_t>(spread) * buckets_.size() >> 32);

@@ -20,17 +20,17 @@ struct Group {
     kRecurrent,  // the state after the position before: one block, whatever the length
     kRing,       // the last `width` positions, in one block that is never found
     kReplayed,   // the last `width` positions, in blocks that are never found: before a hit, the
-                // last `replay` tokens are computed again for it
+                 // last `replay` tokens are computed again for it
   };
 
   Kind kind = kFull;
   std::int64_t width = 0;
   std::int64_t begin = 0;  // tokens of a node that lie in its part: [begin, end)
   std::int64_t end = 0;
-  int number = 0;          // of the group, in the order of the engine
-  int slice = 0;           // which one of its slices this is
-  int num_slices = 1;      // of the group
-  bool has_events = true;  // those of full attention's further slices are its node's
+  int number = 0;            // of the group, in the order of the engine
+  int slice = 0;             // which one of its slices this is
+  int num_slices = 1;        // of the group
+  bool has_events = true;    // those of full attention's further slices are its node's
   std::int64_t restart = 1;  // ring: an empty one is right at its multiples
   int extra_blocks = 0;      // of a state: slots of a sequence beside the one that it is in
   std::int64_t replay = 0;

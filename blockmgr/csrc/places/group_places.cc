@@ -313,9 +313,9 @@ void GroupPlaces::evict(int from, std::int64_t count) noexcept {
   }
 }
 
-// Where prompts can continue if the boundary at the end of an idle path goes: an eighth of its units
-// earlier, or as far back as the query still begins to read at the same unit. kNoNode: nowhere, or
-// there is a boundary already.
+// Where prompts can continue if the boundary at the end of an idle path goes: an eighth of its
+// units earlier, or as far back as the query still begins to read at the same unit. kNoNode:
+// nowhere, or there is a boundary already.
 NodeId GroupPlaces::earlier_end(NodeId n) const {
   if (num_states_ || is_passed(n)) return kNoNode;
   NodeId found = kNoNode;
@@ -350,8 +350,7 @@ void GroupPlaces::prefetch_before(NodeId n) const {
 // Evicts the first passed boundary and those next to it that each continue the next one, for many
 // come from one path; until so many blocks are free. Whether there was one. Their parts become free
 // group by group, so that blocks of one group stay together: they are handed out in that order.
-bool GroupPlaces::evict_passed(int partition, const FreeBlocks& free,
-                               std::int64_t count) noexcept {
+bool GroupPlaces::evict_passed(int partition, const FreeBlocks& free, std::int64_t count) noexcept {
   const NodeId sentinel = nodes_.count + partition;
   NodeId next = passed_[nth(sentinel)].next;
   if (next == sentinel) return false;

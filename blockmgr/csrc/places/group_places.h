@@ -7,17 +7,18 @@
 //
 // A *boundary* is the end of a cached prefix at which every group holds what the next query reads.
 // An idle block that no boundary needs is free at once, nodes included. So the pool evicts
-// boundaries: first the oldest of those that a sequence only passed; then the oldest path's deepest,
-// as the pool orders idle nodes; then, of those that running sequences have passed, the one that
-// came into use last. With retention, the lowest level of the last two goes first.
+// boundaries: first the oldest of those that a sequence only passed; then the oldest path's
+// deepest, as the pool orders idle nodes; then, of those that running sequences have passed, the
+// one that came into use last. With retention, the lowest level of the last two goes first.
 //
 // With windows or chunks and no states, each block that a sequence fills ends at a boundary, and
-// each takes a block of every window. Prompts continue from few of them: from the end of a prompt or
-// of a sequence, and from where prompts diverge. All others are *passed* boundaries. When a prompt
-// has continued from the end of an earlier turn, that end and those before it are passed, too: the
-// next turn reads the windows of the new end. They stay where several prompts continue, where others
-// use them, and where they are retained. Where the windows and chunks of a boundary begin with its
-// path, the query at an earlier place reads nothing else. So eviction shortens the path from its end.
+// each takes a block of every window. Prompts continue from few of them: from the end of a prompt
+// or of a sequence, and from where prompts diverge. All others are *passed* boundaries. When a
+// prompt has continued from the end of an earlier turn, that end and those before it are passed,
+// too: the next turn reads the windows of the new end. They stay where several prompts continue,
+// where others use them, and where they are retained. Where the windows and chunks of a boundary
+// begin with its path, the query at an earlier place reads nothing else. So eviction shortens the
+// path from its end.
 //
 // With states, a sequence leaves three boundaries: the one from which it continued, the end of its
 // last whole block, and its own end, a tail behind that block. Their states take blocks that could
@@ -26,9 +27,9 @@
 // continue there, too. What prompts continue from is counted: see ContinuedEnds. With
 // prompt_end_stop it leaves a fourth, near the end of its prompt, which is passed from the first.
 //
-// For each node, `near` is the length of the shortest prefix that ends at a boundary at or below the
-// node, as long as the next query there reads the node's unit in some group of attention. Longer
-// prefixes read later units, so this one tells which parts of the node are needed.
+// For each node, `near` is the length of the shortest prefix that ends at a boundary at or below
+// the node, as long as the next query there reads the node's unit in some group of attention.
+// Longer prefixes read later units, so this one tells which parts of the node are needed.
 #pragma once
 
 #include <cstdint>
@@ -164,9 +165,9 @@ class GroupPlaces {
     ++nodes_[part].generation;  // it may be kept again with other content, as a state is
     nodes_[part].key_tokens = 0;
   }
-  // Writes down for mirrors, if there is a log, that a part can be found, or all parts of some nodes,
-  // group by group. Tails have no events, and their parts have none; a state has none while it is
-  // being kept.
+  // Writes down for mirrors, if there is a log, that a part can be found, or all parts of some
+  // nodes, group by group. Tails have no events, and their parts have none; a state has none while
+  // it is being kept.
   void tell_kept(NodeId part) noexcept;
   void tell_kept(const NodeId* nodes, std::int64_t count) noexcept;
   bool is_told(NodeId part) const { return facts_[nth(part)] & kTold; }
@@ -196,9 +197,7 @@ class GroupPlaces {
   void place(NodeId n, std::int64_t unit) noexcept;
   std::int64_t unit(NodeId n) const { return units_[nth(n)]; }
   // Tokens of the prefix that ends here.
-  std::int64_t length(NodeId n) const {
-    return unit(n) * nodes_.block_size + nodes_[n].key_tokens;
-  }
+  std::int64_t length(NodeId n) const { return unit(n) * nodes_.block_size + nodes_[n].key_tokens; }
   bool is_boundary(NodeId n) const { return facts_[nth(n)] & kBoundary; }
   // Whether shorter tails than a unit may continue this node: a guess that is never wrongly no.
   bool has_tails(NodeId n) const { return n < 0 || (facts_[nth(n)] & kHasTails); }
@@ -360,8 +359,8 @@ class GroupPlaces {
   ZeroedArray<std::int32_t> units_;
   ZeroedArray<std::uint8_t> facts_;
   ZeroedArray<std::uint8_t> owners_;  // the group of a record, plus 1
-  // Boundaries whose node is used and that are not just passed, in the order in which they came into
-  // use: a ring for each partition, whose sentinel is past the last node.
+  // Boundaries whose node is used and that are not just passed, in the order in which they came
+  // into use: a ring for each partition, whose sentinel is past the last node.
   ZeroedArray<Links> links_;
   // Passed boundaries likewise, the oldest path first, and of a path the deepest.
   ZeroedArray<Links> passed_;

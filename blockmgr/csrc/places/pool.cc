@@ -192,8 +192,7 @@ void Pool::evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) n
       index_.prefetch_digest(victim);
       victim = own.idle.after(victim);
     }
-    if (i >= kBucket && i - kBucket < count)
-      index_.prefetch_bucket_of(blocks[i - kBucket]);
+    if (i >= kBucket && i - kBucket < count) index_.prefetch_bucket_of(blocks[i - kBucket]);
     if (i >= kErase) {
       const NodeId n = blocks[i - kErase];
       index_.erase(n);
@@ -358,7 +357,8 @@ std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count) noexc
     const NodeId begin = end - static_cast<NodeId>(length) + 1;
     if (twins_ && uses[end].ref_count == 1) break;
     // The blocks before it stay, because it needs them.
-    if (groups_ && !groups_->stays(end)) [[unlikely]] break;
+    if (groups_ && !groups_->stays(end)) [[unlikely]]
+      break;
     NodeId kept = end;  // the deepest that stays used
     if (uses[end].ref_count + uses[end].pins == 1) {
       const NodeId parent = nodes_[begin].parent;
@@ -610,8 +610,8 @@ void Pool::exchange(NodeId own, NodeId twin) noexcept {
   // A pool too small to hold the twin would have cached the block itself, and freed none.
   Partition& partition = of(own);
   std::unique_ptr<ReuseTracker> past;
-  if (partition.past && !open_fence_ && counts_as_available(twin) && nodes_.uses(own).ref_count == 1 &&
-      !nodes_.uses(own).pins) {
+  if (partition.past && !open_fence_ && counts_as_available(twin) &&
+      nodes_.uses(own).ref_count == 1 && !nodes_.uses(own).pins) {
     partition.past->on_exchanged(twin);
     past = std::move(partition.past);
   }

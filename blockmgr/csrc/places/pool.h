@@ -7,9 +7,9 @@
 // is felt in another. Partition 0 is what is left to all others; most pools have no other. It has
 // the last blocks, of which a holder can withhold some: see shrink.
 //
-// Where no group of layers has full attention, the nodes' own blocks are *bare*: they name no memory
-// and bound how many nodes there are. Then partition 0 has these, the last ones, and partition 1 all
-// others; counts of blocks leave them out.
+// Where no group of layers has full attention, the nodes' own blocks are *bare*: they name no
+// memory and bound how many nodes there are. Then partition 0 has these, the last ones, and
+// partition 1 all others; counts of blocks leave them out.
 //
 // Observers are notified of runs, each with what a policy knows of the request behind it.
 //
@@ -110,8 +110,8 @@ class Pool {
     int num_withheld = 0;
   };
   // Blocks from this one on are not handed out: `limit` is one block of home(0), or its end. Free
-  // ones are withheld at once, others when they become free. Nothing of what they hold is cached, and
-  // it may not be promoted any more.
+  // ones are withheld at once, others when they become free. Nothing of what they hold is cached,
+  // and it may not be promoted any more.
   void shrink(std::int32_t limit) noexcept;
   // Blocks below this one, which is no lower than the limit, are handed out again.
   void grow(std::int32_t limit) noexcept;
@@ -195,7 +195,8 @@ class Pool {
   }
   void unpin(NodeId b) noexcept {
     if (debug_) [[unlikely]]
-      if (!expect(nodes_.uses(b).pins, "a block is unpinned more often than it is pinned", b)) return;
+      if (!expect(nodes_.uses(b).pins, "a block is unpinned more often than it is pinned", b))
+        return;
     --nodes_.uses(b).pins;
     if (!nodes_.used(b)) unuse(b);
   }

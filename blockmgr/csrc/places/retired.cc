@@ -1,5 +1,6 @@
 // Retired blocks, which no prompt can find, go before all other idle ones. They are looked for
-// where blocks are taken and none is free, a batch at a time, so that no call waits for all of them.
+// where blocks are taken and none is free, a batch at a time, so that no call waits for all of
+// them.
 #include <algorithm>
 
 #include "places/pool.h"

@@ -6,9 +6,7 @@
 namespace blockmgr {
 
 LfudaPolicy::LfudaPolicy(Nodes& nodes, const PrefixIndex& index, Range range)
-    : EachBlock(nodes, index, range),
-      facts_(range),
-      heap_(static_cast<std::size_t>(range.count)) {}
+    : EachBlock(nodes, index, range), facts_(range), heap_(static_cast<std::size_t>(range.count)) {}
 
 void LfudaPolicy::sift(NodeId b, std::int32_t position) noexcept {
   while (position > 0) {

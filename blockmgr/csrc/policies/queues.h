@@ -52,9 +52,7 @@ class Queues {
   void push_back(NodeId b) noexcept { link_before(b, end(queue_of(b))); }
   void push_front(NodeId b) noexcept { link_before(b, front(queue_of(b))); }
   // Links a member just before this linked member of its queue, or its end.
-  void link_before(NodeId b, NodeId after) noexcept {
-    ring::insert_before(nodes_, b, after);
-  }
+  void link_before(NodeId b, NodeId after) noexcept { ring::insert_before(nodes_, b, after); }
   void unlink(NodeId b) noexcept {
     ring::remove(nodes_, b);
     nodes_[b].prev = nodes_[b].next = kNoNode;

@@ -48,7 +48,7 @@ class RetainingPolicy final : public Policy {
  public:
   struct Pin {
     std::int64_t id = 0;
-    NodeId tail = kNoNode;      // deepest block that is still cached
+    NodeId tail = kNoNode;        // deepest block that is still cached
     std::int32_t next = -1;       // of the pins that end there; of unused records
     std::int32_t prev = -1;       // of the pins that end there; -1: the first
     std::int32_t num_blocks = 0;  // when it was made
@@ -138,7 +138,7 @@ class RetainingPolicy final : public Policy {
   struct alignas(64) Kept {
     std::uint64_t order = 0;  // grows with every time it became idle
     double until = kForever;  // end of the retention
-    NodeId prev = kNoNode;  // in the order of its level, while idle
+    NodeId prev = kNoNode;    // in the order of its level, while idle
     NodeId next = kNoNode;
     std::uint32_t generation = 0;                      // of the content that is retained
     std::int32_t first_pin = -1;                       // of those that end here

@@ -67,8 +67,8 @@ void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t
   use<Finding>().cut(whole, num_whole, applicant.root);
   if (plan.found.partial >= 0 && fits_somehow(plan.found)) return;
   if (fits_somehow(whole)) return;
-  // Whole blocks of full attention alone take no more than fresh ones would for all tokens: they are
-  // waited for, even if the slots asked for take fewer.
+  // Whole blocks of full attention alone take no more than fresh ones would for all tokens: they
+  // are waited for, even if the slots asked for take fewer.
   Found nothing;
   nothing.node = applicant.root;
   nothing.num_loaded = applicant.num_loaded;

@@ -113,8 +113,8 @@ void check_options(const StoreConfig& config) {
 void check_options(const Config& config) {
   check_options(static_cast<const StoreConfig&>(config));
   check_bounds("num_nodes", config.num_nodes, 0, kMaxBlocks - config.num_blocks);
-  if (config.num_nodes && (config.groups.empty() || !config.quotas.empty() || config.retention ||
-                           config.event_blocks))
+  if (config.num_nodes &&
+      (config.groups.empty() || !config.quotas.empty() || config.retention || config.event_blocks))
     bad_value("num_nodes needs groups, no quotas, no retention and no events");
   check_bounds("max_seqs", config.max_seqs, 1, INT32_MAX);
   check_bounds("max_blocks_per_seq", config.row_width, 1, INT32_MAX / config.block_size);

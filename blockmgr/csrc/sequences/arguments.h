@@ -58,8 +58,8 @@ void check_retention(int level, double ttl);
 void check_options(const StoreConfig& config);
 void check_options(const Config& config);
 void add_quota(StoreConfig& config, std::string_view name, std::int64_t blocks);
-// The groups of layers in the order of the engine. All options but row_width are set before; without
-// full attention it chooses num_nodes, if that is 0.
+// The groups of layers in the order of the engine. All options but row_width are set before;
+// without full attention it chooses num_nodes, if that is 0.
 void set_groups(Config& config, const std::vector<Group>& groups);
 
 }  // namespace blockmgr

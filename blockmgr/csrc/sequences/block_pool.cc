@@ -271,7 +271,8 @@ std::int64_t BlockPool::plan_promotion(const std::int64_t* ids, std::int64_t cou
     const Key key{node, extras_at(&extras, i), tokens + i * nodes_.block_size};
     const NodeId known = index_.find_or_digest(key, before, digest);
     if (record.keyed() && known != b)
-      throw WrongBlockState(ids[i], "cannot promote it: it is cached already, with another content");
+      throw WrongBlockState(ids[i],
+                            "cannot promote it: it is cached already, with another content");
     if (known >= 0) {
       node = known;
       out[num_cached++] = known;
@@ -358,8 +359,7 @@ void BlockPool::promote_end(std::int64_t id, const ChainKey& key) {
 std::int32_t BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
                                       const Announce& announce) {
   const Held held(monitor_);
-  if (!uses(id).ref_count)
-    throw WrongBlockState(id, "cannot make it writable: it is not held");
+  if (!uses(id).ref_count) throw WrongBlockState(id, "cannot make it writable: it is not held");
   check_bounds("num_tokens", num_tokens, 0, nodes_.block_size);
   const NodeId shared = nodes_.owner(id);
   const bool in_place = !is_shared(shared);

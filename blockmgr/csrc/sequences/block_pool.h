@@ -47,7 +47,8 @@ class BlockPool : public Store {
   std::vector<std::int32_t> find(const ChainKey& key);
   // Finds and acquires, as one request: it counts for what pools of other sizes would have found.
   // Begins at the root of a namespace. Unless so many are found, nothing is done; whether it was.
-  // num_asked: tokens of the prompt, of which the key may lack those that no pool of this size holds.
+  // num_asked: tokens of the prompt, of which the key may lack those that no pool of this size
+  // holds.
   bool acquire_prefix(const ChainKey& key, std::int64_t num_asked, std::int64_t count,
                       std::int32_t* out);
   // The blocks that stand for the chain afterwards, into out: the given ones, or cached twins to
@@ -115,7 +116,7 @@ class BlockPool : public Store {
   // The partition whose blocks a chain may be made of.
   int partition_of_chain(const ChainKey& key) const {
     return key.parent == kNoNode ? partition_of(key.name)
-                                  : pool_.partition_of(nodes_.owner(key.parent));
+                                 : pool_.partition_of(nodes_.owner(key.parent));
   }
   // The part of the list that is a run of cached blocks from this position on; 0: not even one.
   std::int64_t run_from(const std::int64_t* ids, std::int64_t count, std::int64_t first) noexcept;

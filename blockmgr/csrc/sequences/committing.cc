@@ -35,8 +35,8 @@ std::int64_t Committing::promotable(const Sequence& s, std::int64_t num_computed
 }
 
 // The cached block with this key, whose digest stays in the plan if it had to be computed in vain.
-inline NodeId Committing::find_on_demand(const Key& key, std::int64_t logical,
-                                         Promotion& promotion, std::uint8_t* digest) {
+inline NodeId Committing::find_on_demand(const Key& key, std::int64_t logical, Promotion& promotion,
+                                         std::uint8_t* digest) {
   if (key.parent == kNoNode) return kNoNode;
   if (!index().is_crowded(key.parent)) return index().find_continuing(key, nullptr);
   const NodeId found = find_or_digest(index(), key, digest);
@@ -241,8 +241,8 @@ void Committing::deduplicate(const Promotion& promotion, std::int64_t logical,
   use<GroupTables>().merge_parts(*promotion.sequence, logical, cached);
   rows().set_entry(promotion.row, logical, cached);
   ++remaps_version_;
-  remaps_.push_back({rows().handle_of(promotion.row), static_cast<std::int32_t>(logical),
-                     left, rows().name(cached)});
+  remaps_.push_back({rows().handle_of(promotion.row), static_cast<std::int32_t>(logical), left,
+                     rows().name(cached)});
   pool().exchange(own, cached);  // a copy into it would have kept it from being promoted
 }
 

@@ -21,8 +21,7 @@ void CopyTracker::plan(NodeId source, NodeId destination, std::int32_t num_token
   if (nodes_[source].copy_source == source) [[unlikely]]
     return plan_zeros(destination);
   num_tokens = reach(source, num_tokens);
-  const NodeId root =
-      nodes_[source].copy_source == kNoNode ? source : nodes_[source].copy_source;
+  const NodeId root = nodes_[source].copy_source == kNoNode ? source : nodes_[source].copy_source;
   pool_.pin(root);
   nodes_[destination].copy_source = root;
   nodes_[destination].copy_tokens = static_cast<std::uint16_t>(num_tokens);
@@ -114,8 +113,10 @@ void CopyTracker::aborted() noexcept {
     const NodeId destination = flight_[i].destination;
     nodes_[destination].in_flight = 0;
     pending_.push_front(destination);
-    if (nodes_.uses(destination).ref_count == 0) drop(destination);
-    else if (!flight_[i].num_tokens) plan_zeros(destination);
+    if (nodes_.uses(destination).ref_count == 0)
+      drop(destination);
+    else if (!flight_[i].num_tokens)
+      plan_zeros(destination);
     pool_.unpin(destination);
   }
   flight_.clear();

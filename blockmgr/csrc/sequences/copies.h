@@ -5,7 +5,8 @@
 // root is pinned, and a destination that leaves its last table takes its copy with it. So no block
 // is a source and a destination, no destination appears twice, and a plan may run in any order.
 //
-// A block that is to begin with zeros is its own source. What would be copied out of it is zeros, too.
+// A block that is to begin with zeros is its own source. What would be copied out of it is zeros,
+// too.
 //
 //            plan()                take()                 applied()
 //   recorded ------> pending ----------------> in flight ----------> gone

@@ -44,8 +44,8 @@ void Decoding::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
                   "and apply the step's copies first");
 }
 
-// Decode counts all tokens of a sequence as computed. Only one may be left, which the forward before
-// this call computed.
+// Decode counts all tokens of a sequence as computed. Only one may be left, which the forward
+// before this call computed.
 void Decoding::refuse_uncomputed(const Handle* handles, std::int64_t count) const {
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().running(handles[i]);

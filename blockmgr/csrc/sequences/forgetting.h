@@ -20,8 +20,8 @@ class Forgetting : public Part<Forgetting, Holding> {
   // The running sequences of the namespace, which continue with what they have.
   std::int64_t retire(std::string_view name);
   std::int64_t forget_chain(NodeId b, std::vector<bool>* gone = nullptr) noexcept;
-  // Takes all blocks from this id on out of use, or (grow) those below it back into use. Blocks that
-  // tables, holds, copies or steps have stay until these release them: how many there are.
+  // Takes all blocks from this id on out of use, or (grow) those below it back into use. Blocks
+  // that tables, holds, copies or steps have stay until these release them: how many there are.
   std::int64_t shrink_pool(std::int64_t num_blocks);
   void grow_pool(std::int64_t num_blocks);
 

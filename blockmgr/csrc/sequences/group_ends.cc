@@ -326,8 +326,7 @@ inline NodeId GroupEnds::keep_end(Sequence& s) noexcept {
   if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return kNoNode;
   if (s.loads) return kNoNode;  // it has no windows there
   if (rest ? !least || rest < least : !num_states()) return kNoNode;
-  return rest ? cache_end_block(s, unit, rest, false)
-              : use<GroupTables>().path_node(s, unit - 1);
+  return rest ? cache_end_block(s, unit, rest, false) : use<GroupTables>().path_node(s, unit - 1);
 }
 
 // Its states at its end, which is this node; and the boundary there.

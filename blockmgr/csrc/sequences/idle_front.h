@@ -11,8 +11,8 @@
 namespace blockmgr {
 
 // The last blocks of prefixes that are next in the order of idle blocks, least recently used first.
-// An end is the last one of its prefix. With several groups of layers: of prefixes that prompts can continue, those that sequences only
-// passed first, and only at the end of a path.
+// An end is the last one of its prefix. With several groups of layers: of prefixes that prompts can
+// continue, those that sequences only passed first, and only at the end of a path.
 struct IdleFront {
   std::vector<std::int32_t> blocks;
   std::vector<std::int64_t> contents;  // a number that no other content of the store has had

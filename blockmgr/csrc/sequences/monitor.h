@@ -22,8 +22,8 @@ class Monitor {
   enum class Turn { kMine, kNotYet, kNever };
   // Tries for a while to lock a mutex that another thread holds, and returns whether it did, or
   // whether the holder has ended without leaving. An interpreter that embeds the core puts a
-  // function here that lets its other threads run meanwhile: the holder may be one of them, inside a
-  // digest function. Where the call may be interrupted, it throws what a signal handler throws.
+  // function here that lets its other threads run meanwhile: the holder may be one of them, inside
+  // a digest function. Where the call may be interrupted, it throws what a signal handler throws.
   using Wait = Turn (*)(Mutex&, bool may_be_interrupted);
   static inline Wait wait = [](Mutex& mutex, bool) {
     mutex.lock();

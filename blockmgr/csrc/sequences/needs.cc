@@ -38,8 +38,7 @@ void Needs::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int pa
     message = "slots for " + std::to_string(most) + " tokens take " +
               std::to_string(rows().blocks_for(most)) + " blocks; a block table row holds " +
               std::to_string(config().row_width) + " and ";
-    if (config().num_nodes)
-      message += "num_nodes is " + std::to_string(config().num_nodes) + "; ";
+    if (config().num_nodes) message += "num_nodes is " + std::to_string(config().num_nodes) + "; ";
   }
   message += whose + std::to_string(capacity);
   if (held_back)
@@ -186,8 +185,7 @@ Stops Needs::stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::i
                       can_stop_at(prompt_end) && can_start(prompt_end);
   return {last > num_computed && last != num_shared ? last : 0,
           num_shared > num_computed ? num_shared : 0,
-          halfway > num_computed && halfway != num_shared ? halfway : 0,
-          is_end ? prompt_end : 0};
+          halfway > num_computed && halfway != num_shared ? halfway : 0, is_end ? prompt_end : 0};
 }
 
 }  // namespace blockmgr

@@ -60,8 +60,7 @@ void Store::set_time(double seconds) {
     throw Error(ErrorKind::kValue, "seconds must be finite and at least " + std::to_string(time_) +
                                        ", the time set last, got " + std::to_string(seconds));
   time_ = seconds;
-  for (int i = 0; i < pool_.num_partitions(); ++i)
-    pool_.partition(i).retention->set_time(seconds);
+  for (int i = 0; i < pool_.num_partitions(); ++i) pool_.partition(i).retention->set_time(seconds);
 }
 
 }  // namespace blockmgr

@@ -109,9 +109,8 @@ std::vector<LeavingBlock> Reading::leaving() const {
   }
   for (std::int32_t b = pool().limit(); b < pool().num_blocks(); ++b)
     if (nodes().owner(b) >= 0 && !has_any[nth(b)]) found.push_back({b, -1});
-  std::stable_sort(found.begin(), found.end(), [](const LeavingBlock& a, const LeavingBlock& b) {
-    return a.block < b.block;
-  });
+  std::stable_sort(found.begin(), found.end(),
+                   [](const LeavingBlock& a, const LeavingBlock& b) { return a.block < b.block; });
   return found;
 }
 

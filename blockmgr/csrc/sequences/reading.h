@@ -7,8 +7,8 @@
 
 namespace blockmgr {
 
-// A block that is out of use and not free yet, and a running sequence that has it; -1: none has, but a
-// hold, a copy or a step.
+// A block that is out of use and not free yet, and a running sequence that has it; -1: none has,
+// but a hold, a copy or a step.
 struct LeavingBlock {
   std::int32_t block;
   Handle handle;

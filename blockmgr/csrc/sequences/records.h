@@ -22,12 +22,12 @@ struct Config : StoreConfig {
   int min_partial_tokens = 0;
   int watermark_blocks = 0;
   bool early_commit = false;
-  bool strict_decode = false;  // refuses sequences with more than one token to compute
+  bool strict_decode = false;            // refuses sequences with more than one token to compute
   int hit_rate_window = 0;               // requests that recent_hits looks back on
   std::int64_t max_rollback = 0;         // computed tokens that truncate may take back: drafts
   std::int64_t halfway_stop_tokens = 0;  // of a prompt that stops halfway, at least; 0: none does
   std::int64_t prompt_end_stop =
-      -1;  // tokens before a prompt's end where it stops; -1: it does not
+      -1;                        // tokens before a prompt's end where it stops; -1: it does not
   std::int64_t stop_margin = 0;  // with states: tokens behind a stop that a prompt must share
 
   template <class Visit>
@@ -211,8 +211,8 @@ struct GroupRow {
   // Why a forward should end there. The last one is chosen after the admission, by retain.
   enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kPromptEnd, kRetained };
   std::array<std::int64_t, 5> stops{};
-  bool stands = true;           // its states are known to be those after num_computed tokens
-  int moves = 0;                // steps launched since, each of which may have moved them
+  bool stands = true;  // its states are known to be those after num_computed tokens
+  int moves = 0;       // steps launched since, each of which may have moved them
   // What its rings were given: [since, farthest), of which they have the last positions.
   std::int64_t since = 0;
   std::int64_t farthest = 0;

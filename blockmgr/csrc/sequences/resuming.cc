@@ -56,9 +56,8 @@ std::vector<Member> Resuming::members_of(const Handle* handles, std::int64_t cou
     members[i].slots = use<Needs>().checked_slots(s.num_tokens, num_slots, s.partition, 0);
   }
   const std::int64_t size = config().block_size;
-  std::stable_sort(
-      members.begin(), members.end(),
-      [size](const Member& a, const Member& b) { return comes_before(a, b, size); });
+  std::stable_sort(members.begin(), members.end(),
+                   [size](const Member& a, const Member& b) { return comes_before(a, b, size); });
   for (std::size_t i = 1; i < members.size(); ++i)
     members[i].common = num_common(members[i - 1], members[i], size);
   return members;
@@ -281,10 +280,10 @@ void Resuming::resume_together(const Handle* handles, std::int64_t count, std::i
       const std::int64_t available = rows().available(static_cast<int>(p));
       if (due.held[p] > capacity) {
         may_fit = false;
-        last = Error(ErrorKind::kNeverFits,
-                     "the sequences take " + std::to_string(due.held[p]) +
-                         (is_bare(p) ? " nodes" : " blocks") + " together, and there are " +
-                         std::to_string(capacity));
+        last = Error(ErrorKind::kNeverFits, "the sequences take " + std::to_string(due.held[p]) +
+                                                (is_bare(p) ? " nodes" : " blocks") +
+                                                " together, and there are " +
+                                                std::to_string(capacity));
       }
       if (!due.needed[p] || due.needed[p] <= available - held[p]) continue;
       fits = false;
@@ -307,8 +306,8 @@ void Resuming::resolve_ghosts(const std::vector<Member>& members) {
     const ReuseTracker* past = pool().past(s.partition);
     if (!past) continue;
     const Found& found = m.plan.found;
-    const std::int64_t limit = std::min<std::int64_t>((s.num_tokens - 1) / config().block_size,
-                                                      config().row_width);
+    const std::int64_t limit =
+        std::min<std::int64_t>((s.num_tokens - 1) / config().block_size, config().row_width);
     const std::int64_t count = rows().find_ghosts(*past, tokens_of(m), found.num_full, limit,
                                                   found.node, s.extras_ids(), room.data());
     for (std::int64_t i = 0; i < count; ++i) ghosts.emplace_back(s.partition, room[nth(i)]);

@@ -22,9 +22,9 @@ struct Member {
   std::int64_t slots;       // at least so many
   std::int64_t common = 0;  // leading tokens that are those of the member before
   std::vector<NodeId> chain;
-  Found most;                   // all that the cache serves
-  std::int64_t num_whole = 0;   // of it, leading whole blocks
-  AdmissionPlan plan;           // unless it has a donor
+  Found most;                  // all that the cache serves
+  std::int64_t num_whole = 0;  // of it, leading whole blocks
+  AdmissionPlan plan;          // unless it has a donor
   // An earlier member that starts at the same token, and whose first blocks it shares; -1: none.
   std::int64_t donor = -1;
   std::int64_t num_shared = 0;
@@ -35,7 +35,8 @@ struct Member {
 // How much of the cache a plan uses; what comes later takes fewer blocks.
 enum class Reuse : std::uint8_t {
   kAll,     // each sequence, what it finds
-  kAgreed,  // those that compute a block at the same start, and nothing is copied if it can be moved
+  kAgreed,  // those that compute a block at the same start, and nothing is copied if it can be
+            // moved
   kWhole,   // the same with whole blocks alone
   kNothing
 };
@@ -54,8 +55,7 @@ class Resuming : public Part<Resuming, Slices, GroupTables, Finding, Needs, Grow
     std::vector<std::int64_t> needed;
     std::vector<std::int64_t> held;
   };
-  std::vector<Member> members_of(const Handle* handles, std::int64_t count,
-                                 std::int64_t num_slots);
+  std::vector<Member> members_of(const Handle* handles, std::int64_t count, std::int64_t num_slots);
   void find_all(std::vector<Member>& members);
   Bill plan_all(std::vector<Member>& members, Reuse reuse);
   void agree(std::vector<Member>& members) const;

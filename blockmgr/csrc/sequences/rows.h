@@ -152,8 +152,8 @@ class Rows : public Store {
     const NodeId m = has_table_slots() ? groups_->part(0, n) : kNoNode;
     return m < 0 ? 0 : nodes_.name(m);
   }
-  // Whether the block tables are those of attention: of full attention, or of the group whose slices
-  // come first.
+  // Whether the block tables are those of attention: of full attention, or of the group whose
+  // slices come first.
   bool has_table_slots() const { return !pool_.is_bare() || config_.groups[0].is_attention(); }
   // Shows callers the blocks of these nodes of a row, without those of further slices.
   void show(std::int64_t row, std::int64_t from, std::int64_t count) noexcept {
@@ -207,7 +207,7 @@ class Rows : public Store {
   std::vector<int> rings;
   std::vector<int> replayed;
   std::vector<int> growing;  // those of attention, and the last ones
-  std::vector<Kept> keeps;  // all of them wait for their copies whenever no call is under way
+  std::vector<Kept> keeps;   // all of them wait for their copies whenever no call is under way
   std::uint64_t batch_mark = 0;
   std::uint32_t first_generation;  // of every row: handles of other managers are told apart
 

@@ -15,10 +15,11 @@ std::vector<int> Store::apart(const StoreConfig& config) {
 Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, const char* what,
              const PolicyMaker& make)
     : digester_(std::move(digester)),
-      nodes_(Pool::num_nodes(config.num_blocks + config.num_nodes, config.null_block, apart(config)),
-             config.num_blocks + config.num_nodes, config.block_size,
-             digester_ ? digester_->size() : 0,
-             Pool::num_lists(config.steps_in_flight, static_cast<int>(apart(config).size()))),
+      nodes_(
+          Pool::num_nodes(config.num_blocks + config.num_nodes, config.null_block, apart(config)),
+          config.num_blocks + config.num_nodes, config.block_size,
+          digester_ ? digester_->size() : 0,
+          Pool::num_lists(config.steps_in_flight, static_cast<int>(apart(config).size()))),
       index_(nodes_, digester_.get()),
       pool_(nodes_, index_, config.null_block ? 1 : 0, config.steps_in_flight, apart(config),
             config.num_nodes),
