@@ -133,7 +133,7 @@ def test_a_shortage_of_nodes_is_no_shortage_of_blocks(library: ctypes.CDLL) -> N
     assert told.value.args == (STATUS["OUT_OF_NODES"],)
 
 
-@pytest.mark.parametrize("name", LAYOUTS.keys() - {"replays"})
+@pytest.mark.parametrize("name", sorted(LAYOUTS.keys() - {"replays"}))
 def test_a_prompt_whose_beginning_is_loaded_takes_the_same_blocks(
     library: ctypes.CDLL, name: str
 ) -> None:
