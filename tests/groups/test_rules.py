@@ -280,7 +280,7 @@ def test_a_window_reads_to_the_token(width: int, first: int) -> None:
     """64 tokens in units of 16; at 17 and 33, a careless reading of the rule takes one more."""
     world = World(20, 16, SlidingWindow(width))
     needed = world.manager.needs((b"", tuple(range(64))))
-    assert len(needed) == 4 - first
+    assert sum(group == 0 for group, _ in needed) == 4 - first  # the others are nodes
     assert min(cells_read(SlidingWindow(width), 64)) // 16 == first
 
 
