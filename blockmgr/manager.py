@@ -9,24 +9,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
-import numpy as np
-
 from blockmgr import _core
-from blockmgr.arguments import integer, real, whole
+from blockmgr.arguments import integer, whole
 from blockmgr.blocks import (
     Admission,
     BlockSnapshot,
-    CopyPlan,
     Match,
-    Pin,
     Priority,
     Remap,
     retention_of,
     signal_of,
 )
+from blockmgr.common_calls import CommonCalls
 from blockmgr.config import ManagerConfig, ManagerOptions, core_options
 from blockmgr.digest_calls import DigestCalls
-from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
+from blockmgr.errors import UnknownSequenceError
 from blockmgr.event_calls import EventCalls
 from blockmgr.explain import Explanation, explanation
 from blockmgr.groups import (
@@ -41,7 +38,7 @@ from blockmgr.groups import (
 from blockmgr.idle_calls import IdleCalls
 from blockmgr.options import spells_options
 from blockmgr.prompt import Prompt, parts_of
-from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
+from blockmgr.stats import RecentHits, Stats
 from blockmgr.tokens import Extras, Tokens, extras_pairs
 from blockmgr.uncopied import NotCopied
 
@@ -49,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as IntSequence
     from types import TracebackType
 
+    import numpy as np
     import numpy.typing as npt
 
     Blocks = IntSequence[int] | npt.NDArray[np.integer]
@@ -59,7 +57,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
+class BlockManager(CommonCalls, EventCalls, DigestCalls, IdleCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when
@@ -583,34 +581,6 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
 
     # A step.
 
-    def take_copies(self) -> CopyPlan:
-        """The block copies to run before this step's forward; ends the planning of the step.
-
-        Raises:
-            StepError: The previous ticket is not resolved, or ``steps_in_flight`` steps are
-                launched and not complete.
-
-        Leaves:
-            Sources and destinations pinned until the ticket is resolved.
-        """
-        return self._core.take_copies(CopyPlan)
-
-    def copies_applied(self, ticket: int) -> None:
-        """Declares a plan's copies issued, ahead of any later write on the same stream.
-
-        Raises:
-            TicketError: The ticket was never taken, or is resolved.
-        """
-        self._core.copies_applied(ticket)
-
-    def copies_aborted(self, ticket: int) -> None:
-        """Makes a plan's copies pending again; the step counts as not launched.
-
-        Raises:
-            TicketError: The ticket was never taken, or is resolved.
-        """
-        self._core.copies_aborted(ticket)
-
     def complete(self, ticket: int) -> None:
         """Declares the step of this ticket, and all earlier ones, complete on the device.
 
@@ -880,52 +850,6 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         tokens, namespace, keys = parts_of(tokens, namespace, extras)
         return explanation(self._core.explain(tokens, namespace, keys))
 
-    def hit_rate_curve(self, namespace: bytes = b"") -> HitRateCurve:
-        """The hits that pools of other sizes would have had, up to ``num_blocks + ghost_blocks``.
-
-        With ``quotas``, the curve is that of the namespace's share and its requests.
-
-        For a pool that evicts the least recently used block and reuses whole blocks only, the curve
-        is exact if requests do not overlap; at the pool's own size it is exact under any load. If
-        requests overlap, blocks that several of them compute at once after an eviction count as
-        missed by larger pools as well.
-
-        Args:
-            namespace: Selects the share; all namespaces without a quota have one in common.
-
-        Raises:
-            ValueError: The manager has groups of layers, in which case no single order of blocks
-                determines the hits at other sizes (use ``blockmgr sweep --model``). Or it was built
-                without ``ghost_blocks`` or prefix caching, the namespace is too long, or the quotas
-                leave it no block.
-            TypeError: It is not bytes.
-
-        Cost: O(num_blocks + ghost_blocks).
-
-        >>> manager = BlockManager(num_blocks=4, block_size=2, ghost_blocks=4)
-        >>> for prompt in ([1, 1, 0], [2, 2, 0], [3, 3, 0], [4, 4, 0], [1, 1, 0]):
-        ...     with manager.sequence(manager.admit(prompt)) as sequence:
-        ...         sequence.commit(3)
-        >>> manager.hit_rate_curve().hit_tokens.tolist()
-        [0, 0, 0, 0, 0, 2, 2, 2, 2]
-        """
-        if self._config.groups:
-            raise ValueError(
-                f"groups must be empty for hit_rate_curve, got {len(self._config.groups)}: a hit "
-                "ends where any group lacks a block, so hits do not follow from one order of "
-                "blocks; replay a trace at several pool sizes instead (blockmgr sweep --model)"
-            )
-        counts = self._core.reuse_counts(namespace)
-        if counts is None:
-            raise ValueError(
-                "hit_rate_curve needs prefix_caching, ghost_blocks above 0, and a namespace that "
-                "the quotas leave blocks"
-            )
-        capacity, query_tokens, found = counts
-        # Not numpy.cumsum: it leaks memory if it runs out of memory.
-        hit_tokens = np.add.accumulate(found) * self._config.block_size
-        return HitRateCurve(capacity, query_tokens, hit_tokens)
-
     def num_common_prefix_blocks(
         self, handles: IntSequence[int] | npt.NDArray[np.int64] | None = None
     ) -> int:
@@ -1049,27 +973,6 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
     def reset_hit_rate(self) -> None:
         """Resets ``recent_hits``. The counters of ``stats`` continue."""
         self._core.reset_hit_rate()
-
-    def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
-        """How many blocks a namespace may use, and how many it uses.
-
-        For the operator. Namespaces without a quota share one part of the pool, so the numbers are
-        those of this part: without ``quotas``, the whole pool.
-
-        Args:
-            namespace: As in ``admit``.
-
-        Raises:
-            ValueError: A value out of its bounds.
-            TypeError: A value of the wrong type.
-
-        Cost: O(1).
-
-        >>> manager = BlockManager(num_blocks=8, block_size=4, quotas={b"tenant": 3})
-        >>> manager.quota_usage(b"tenant").limit, manager.quota_usage(b"anybody else").limit
-        (3, 5)
-        """
-        return QuotaUsage(**self._core.quota_usage(namespace))
 
     # Single blocks.
 
@@ -1394,24 +1297,6 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         tokens, namespace, keys = parts_of(tokens, namespace, extras)
         return self._core.pin(tokens, namespace, keys)
 
-    def unpin(self, pin: int) -> None:
-        """Releases a pin. Its blocks stay cached, as if they had never been pinned.
-
-        Raises:
-            UnknownPinError: The pin was released already, or never made.
-            ValueError: ``retention`` is off.
-        """
-        self._core.unpin(pin)
-
-    def pinned(self, pin: int) -> Pin:
-        """The number of blocks of a pin, and how many of them are still cached.
-
-        Raises:
-            UnknownPinError: The pin was released already, or never made.
-            ValueError: ``retention`` is off.
-        """
-        return Pin(*self._core.view_pin(pin))
-
     def touch(
         self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> int:
@@ -1502,32 +1387,6 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         number, seconds = signal_of(signal, expected_in)
         return self._core.signal(namespace, session, number, seconds)
 
-    @property
-    def time(self) -> float:
-        """The time set last, in seconds; 0 before the first call of ``set_time``.
-
-        Raises:
-            ValueError: ``retention`` is off.
-        """
-        return self._core.time()
-
-    def set_time(self, seconds: float) -> None:
-        """Sets the time for ``ttl``; the manager has no clock.
-
-        Any clock that never goes back works, such as ``time.monotonic`` read once per step. This
-        call ends the retention that has expired.
-
-        Args:
-            seconds: Finite, and no less than the time set last.
-
-        Raises:
-            ValueError: Out of that range, or ``retention`` is off.
-            TypeError: Not a number.
-
-        Cost: O(shares), and that of ``retain`` for each block whose retention has expired.
-        """
-        self._core.set_time(real("seconds", seconds))
-
     # Reading.
 
     def sequence(self, handle: int) -> Sequence:
@@ -1554,11 +1413,6 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         """The handles of all live sequences, running and preempted, by row."""
         return self._core.handles()
 
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be handed out: free and idle. With quotas, those of all shares."""
-        return self._core.num_available()
-
     def stats(self) -> Stats:
         """A snapshot of every gauge and counter."""
         return Stats(**self._core.stats())
@@ -1579,13 +1433,6 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         """
         return BlockSnapshot(**self._core.blocks())
 
-    def memory_usage(self) -> int:
-        """Bytes that the manager holds on the host, including the address space of unused rows.
-
-        Cost: O(max_seqs).
-        """
-        return self._core.memory_usage()
-
     @property
     def debug(self) -> int:
         """How much each call checks: see ``ManagerConfig.debug``.
@@ -1602,30 +1449,6 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
     @debug.setter
     def debug(self, level: int) -> None:
         self._core.set_debug(replace(self._config, debug=level).debug)
-
-    def check_invariants(self) -> None:
-        """Recomputes and checks every count, link and invariant.
-
-        Raises:
-            InvariantError: An invariant is violated, which is a bug in blockmgr.
-            PolicyError: As in ``check_policy``.
-
-        Cost: O(blocks + entries of all block tables). For tests and debugging.
-        """
-        if violations := self._core.violations():
-            raise InvariantError(tuple(violations))
-        self.check_policy()
-
-    def check_policy(self) -> None:
-        """Raises the first error of an eviction policy written in Python, if there was one.
-
-        Raises:
-            PolicyError: The policy raised, or named a victim that cannot be evicted. The call in
-                which that happened has finished, as have all later calls, which evict the least
-                recently used block first.
-        """
-        if error := self._core.policy_error():
-            raise PolicyError(error) from error
 
     def _group(self, group: int) -> tuple[Group, int]:
         """A group, and its first slice in the core; -1 for the group of ``block_tables``."""

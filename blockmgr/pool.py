@@ -7,29 +7,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack, cast, overload
 
-import numpy as np
-import numpy.typing as npt
-
 from blockmgr import _core
-from blockmgr.arguments import extras_pairs, is_number, real, whole
-from blockmgr.blocks import CopyPlan, Pin, Priority, retention_of
+from blockmgr.arguments import extras_pairs, is_number, whole
+from blockmgr.blocks import Priority, retention_of
+from blockmgr.common_calls import CommonCalls
 from blockmgr.config import ManagerConfig, PoolOptions, core_options
-from blockmgr.errors import InvariantError, PolicyError
 from blockmgr.event_calls import EventCalls
 from blockmgr.idle_calls import IdleCalls
 from blockmgr.options import spells_options
-from blockmgr.stats import HitRateCurve, QuotaUsage
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
+    import numpy.typing as npt
 
     from blockmgr.tokens import Ints
 
 __all__ = ["BlockPool"]
 
 
-class BlockPool(EventCalls, IdleCalls, NotCopied):
+class BlockPool(CommonCalls, EventCalls, IdleCalls, NotCopied):
     """Blocks, references to them, and the prefixes they are cached for; no sequences.
 
     For adapters that keep their own block tables; engines use ``BlockManager``. Both have the same
@@ -439,33 +438,6 @@ class BlockPool(EventCalls, IdleCalls, NotCopied):
         """
         return self._core.make_writable(block, num_tokens)
 
-    def take_copies(self) -> CopyPlan:
-        """The block copies to run before the next forward, as in ``BlockManager.take_copies``.
-
-        Raises:
-            StepError: The previous ticket is not resolved.
-
-        Leaves:
-            Sources and destinations pinned until the ticket is resolved.
-        """
-        return self._core.take_copies(CopyPlan)
-
-    def copies_applied(self, ticket: int) -> None:
-        """Declares a plan's copies issued, ahead of any later write on the same stream.
-
-        Raises:
-            TicketError: The ticket was never taken, or is resolved.
-        """
-        self._core.copies_applied(ticket)
-
-    def copies_aborted(self, ticket: int) -> None:
-        """Makes a plan's copies pending again.
-
-        Raises:
-            TicketError: The ticket was never taken, or is resolved.
-        """
-        self._core.copies_aborted(ticket)
-
     # Reading.
 
     @property
@@ -477,11 +449,6 @@ class BlockPool(EventCalls, IdleCalls, NotCopied):
     def num_idle(self) -> int:
         """Idle blocks: not in use, cached."""
         return self._core.num_idle()
-
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be handed out: free and idle."""
-        return self._core.num_available()
 
     @property
     def num_used(self) -> int:
@@ -682,24 +649,6 @@ class BlockPool(EventCalls, IdleCalls, NotCopied):
         """
         return self._core.pin(block)
 
-    def unpin(self, pin: int) -> None:
-        """Releases a pin. Its blocks stay cached, as if they had never been pinned.
-
-        Raises:
-            UnknownPinError: The pin was released already, or never made.
-            ValueError: ``retention`` is off.
-        """
-        self._core.unpin(pin)
-
-    def pinned(self, pin: int) -> Pin:
-        """The number of blocks of a pin, and how many of them are still cached.
-
-        Raises:
-            UnknownPinError: The pin was released already, or never made.
-            ValueError: ``retention`` is off.
-        """
-        return Pin(*self._core.view_pin(pin))
-
     def priority(self, block: int) -> Priority:
         """The priority of a cached block; ``NORMAL`` without ``retention``.
 
@@ -708,80 +657,3 @@ class BlockPool(EventCalls, IdleCalls, NotCopied):
             ValueError: The block is out of range.
         """
         return Priority(self._core.level(block))
-
-    @property
-    def time(self) -> float:
-        """The time set last, in seconds; 0 before the first call of ``set_time``.
-
-        Raises:
-            ValueError: ``retention`` is off.
-        """
-        return self._core.time()
-
-    def set_time(self, seconds: float) -> None:
-        """Sets the time for ``ttl``, as ``BlockManager.set_time`` does.
-
-        Raises:
-            ValueError: Not finite, before the time set last, or ``retention`` is off.
-            TypeError: Not a number.
-        """
-        self._core.set_time(real("seconds", seconds))
-
-    def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
-        """How many blocks a namespace may use, and how many it uses.
-
-        Args:
-            namespace: All namespaces without a quota share one part of the pool.
-
-        Raises:
-            ValueError: The namespace is too long.
-            TypeError: It is not bytes.
-        """
-        return QuotaUsage(**self._core.quota_usage(namespace))
-
-    def hit_rate_curve(self, namespace: bytes = b"") -> HitRateCurve:
-        """The hits of ``acquire_prefix`` that pools of other sizes would have had.
-
-        Args:
-            namespace: Selects the share.
-
-        Raises:
-            ValueError: The pool was built without ``ghost_blocks``, or without prefix caching; the
-                namespace is too long, or the quotas leave it no block.
-            TypeError: It is not bytes.
-        """
-        counts = self._core.reuse_counts(namespace)
-        if counts is None:
-            raise ValueError(
-                "hit_rate_curve needs prefix_caching, ghost_blocks above 0, and a namespace that "
-                "the quotas leave blocks"
-            )
-        capacity, query_tokens, found = counts
-        hit_tokens = np.add.accumulate(found) * self.block_size
-        return HitRateCurve(capacity, query_tokens, hit_tokens)
-
-    def check_policy(self) -> None:
-        """Raises the first error of an eviction policy written in Python, if there was one.
-
-        Raises:
-            PolicyError: As in ``BlockManager.check_policy``.
-        """
-        if error := self._core.policy_error():
-            raise PolicyError(error) from error
-
-    def memory_usage(self) -> int:
-        """Bytes the pool holds on the host."""
-        return self._core.memory_usage()
-
-    def check_invariants(self) -> None:
-        """Recomputes and checks every count, link and invariant, except the references held.
-
-        Raises:
-            InvariantError: An invariant is violated, which is a bug in blockmgr.
-            PolicyError: As in ``check_policy``.
-
-        Cost: O(blocks). For tests and debugging.
-        """
-        if violations := self._core.violations():
-            raise InvariantError(tuple(violations))
-        self.check_policy()

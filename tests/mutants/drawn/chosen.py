@@ -121,6 +121,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "digest.py": (VLLM_DIGESTS, "tests/property/test_digest_bytes.py", CORE),
     "vllm_keys.py": (VLLM_DIGESTS,),
     "event_columns.py": EVENTS,
+    "common_calls.py": (CORE, POOL, INPUT),
     "event_calls.py": EVENTS,
     "events/*": EVENTS[1:],
     "index/*": INDEX,
