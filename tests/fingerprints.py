@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -40,6 +43,18 @@ def _shown(subject: BlockManager | BlockPool) -> bytes:
             lengths = (each.row, each.num_computed_tokens, each.num_slots, each.is_preempted)
             facts.append((*lengths, each.tokens.tolist(), each.block_ids.tolist()))
     return repr(facts).encode()
+
+
+@contextmanager
+def unchanged(
+    facts: Callable[[], object], error: type[Exception], match: str | None = None
+) -> Iterator[Any]:
+    """The call inside raises exactly this error, and the facts are the same before and after."""
+    before = facts()
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert type(caught.value) is error
+    assert facts() == before
 
 
 def core_testing() -> ModuleType:

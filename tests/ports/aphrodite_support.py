@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import pytest
-
 from blockmgr.ports.aphrodite import (
     Block,
     BlockSpaceManager,
@@ -19,7 +17,7 @@ from blockmgr.ports.aphrodite import (
     NaiveBlockAllocator,
     PrefixCachingBlockAllocator,
 )
-from tests.fingerprints import fingerprint
+from tests.fingerprints import fingerprint, unchanged
 
 Allocator = NaiveBlockAllocator | PrefixCachingBlockAllocator
 Make = Callable[..., Allocator]
@@ -50,11 +48,8 @@ def refused(allocator: Any, error: type[Exception], match: str | None = None) ->
             (allocator.num_queries, allocator.num_hits),
         )
 
-    before = facts()
-    with pytest.raises(error, match=match) as caught:
+    with unchanged(facts, error, match) as caught:
         yield caught
-    assert type(caught.value) is error
-    assert facts() == before
     allocator.pool.check_invariants()
 
 
@@ -102,11 +97,8 @@ def refused_tables(
     match: str | None = None,
     tables: Sequence[BlockTable] = (),
 ) -> Iterator[Any]:
-    before = facts(allocator, tables)
-    with pytest.raises(error, match=match) as caught:
+    with unchanged(lambda: facts(allocator, tables), error, match) as caught:
         yield caught
-    assert type(caught.value) is error
-    assert facts(allocator, tables) == before
     check(allocator)
 
 

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
 from blockmgr.pool import BlockPool
-from tests.fingerprints import fingerprint
+from tests.fingerprints import fingerprint, unchanged
 
 MakePool = Callable[..., BlockPool]
 
@@ -17,11 +15,8 @@ MakePool = Callable[..., BlockPool]
 @contextmanager
 def refused(pool: BlockPool, error: type[Exception], match: str | None = None) -> Iterator[Any]:
     """The call inside raises exactly this error and leaves the pool unchanged."""
-    before = fingerprint(pool)
-    with pytest.raises(error, match=match) as caught:
+    with unchanged(lambda: fingerprint(pool), error, match) as caught:
         yield caught
-    assert type(caught.value) is error
-    assert fingerprint(pool) == before
     pool.check_invariants()
 
 

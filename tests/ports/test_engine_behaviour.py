@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -216,10 +217,13 @@ def test_a_model_whose_settings_are_not_applied_is_warned_about(
         engine_of()
 
 
-def test_a_call_inside_a_call_is_refused() -> None:
+@pytest.mark.parametrize(
+    "call", [lambda e: e.generate(MIXED[:1]), lambda e: e.reset()], ids=["generate", "reset"]
+)
+def test_a_call_inside_a_call_is_refused(call: Callable[[Engine], object]) -> None:
     engine = engine_of()
     with pytest.raises(ReentrancyError):
-        engine.generate(MIXED, GREEDY, on_token=lambda _: engine.generate(MIXED[:1]))
+        engine.generate(MIXED, GREEDY, on_token=lambda _: call(engine))
     check_alive(engine)
 
 
@@ -397,10 +401,3 @@ def test_after_a_change_of_weights_a_reset_engine_says_what_the_model_says() -> 
     assert after.query_tokens == 2 * before.query_tokens
     assert after.hit_tokens == 2 * before.hit_tokens
     engine.manager.check_invariants()
-
-
-def test_a_reset_inside_a_call_is_refused() -> None:
-    engine = engine_of()
-    with pytest.raises(ReentrancyError):
-        engine.generate(MIXED, GREEDY, on_token=lambda _: engine.reset())
-    check_alive(engine)

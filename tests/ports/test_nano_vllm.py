@@ -11,6 +11,7 @@ import pytest
 
 from blockmgr import NeverFitsError, OutOfBlocksError, OutOfSequencesError, SequenceStateError
 from blockmgr.ports.nano_vllm import BlockManager
+from tests.fingerprints import unchanged
 from tests.ports.nano_driver import Engine, Scheduler, Seq
 from tests.unit.snapshot import snapshot
 
@@ -50,11 +51,12 @@ def cache(blocks: BlockManager, *tokens: int) -> list[int]:
 @contextmanager
 def refused(blocks: BlockManager, held: Seq, error: type[Exception], match: str) -> Iterator[None]:
     """The call inside raises exactly this error; manager and sequence do not change."""
-    before = snapshot(blocks.manager), dict(vars(held)), list(held.block_table)
-    with pytest.raises(error, match=match) as caught:
+
+    def facts() -> tuple[object, ...]:
+        return snapshot(blocks.manager), dict(vars(held)), list(held.block_table)
+
+    with unchanged(facts, error, match):
         yield
-    assert type(caught.value) is error
-    assert (snapshot(blocks.manager), dict(vars(held)), list(held.block_table)) == before
     blocks.manager.check_invariants()
 
 

@@ -23,7 +23,7 @@ from blockmgr.ports.radix import (
     get_num_pages_for_kv_cache,
     print_tree,
 )
-from tests.fingerprints import fingerprint
+from tests.fingerprints import fingerprint, unchanged
 
 
 def slots_of(pages: list[int], page_size: int) -> list[int]:
@@ -58,11 +58,8 @@ def refused(
     cache: CacheManager | RadixCacheManager, error: type[Exception], match: str
 ) -> Iterator[Any]:
     """The call inside raises exactly this error and changes nothing."""
-    before = snapshot(cache)
-    with pytest.raises(error, match=match) as caught:
+    with unchanged(lambda: snapshot(cache), error, match) as caught:
         yield caught
-    assert type(caught.value) is error
-    assert snapshot(cache) == before
     cache.check_integrity()
 
 

@@ -20,7 +20,7 @@ from blockmgr import (
 )
 from blockmgr.blocks import CopyPlan
 from blockmgr.ports.slots import PrefixCacheManager, SlotAllocator
-from tests.fingerprints import fingerprint
+from tests.fingerprints import fingerprint, unchanged
 
 
 class Memory:
@@ -79,11 +79,8 @@ def refused(
     error: type[Exception],
     match: str,
 ) -> Iterator[None]:
-    before = state(slots, cache)
-    with pytest.raises(error, match=match) as caught:
+    with unchanged(lambda: state(slots, cache), error, match):
         yield
-    assert type(caught.value) is error
-    assert state(slots, cache) == before
 
 
 # SlotAllocator

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blockmgr.ports.vllm import Options
-from tests.ports.test_vllm_groups import CHUNK, FULL, LARGE, MAMBA, TOKENS, WINDOW, reasons, run
+from tests.ports.test_vllm_groups import CHUNK, FULL, LARGE, MAMBA, TOKENS, WINDOW, reasons
 from tests.ports.vllm_modules import (
     KINDS,
     SIZE,
@@ -20,6 +20,7 @@ from tests.ports.vllm_modules import (
     ring,
     serve,
     spec,
+    step,
 )
 
 
@@ -75,8 +76,8 @@ def test_parts_of_blocks_are_found_where_workers_zero_others(
 def test_a_window_alone_gives_its_blocks_back_and_is_found(vllm: None) -> None:
     manager = make(WINDOW)
     served = request("a", TOKENS)
-    [first] = run(manager, served, 16).get_block_ids()
-    run(manager, served, 3)
+    [first] = step(manager, served, 16).get_block_ids()
+    step(manager, served, 3)
     [window] = manager.get_block_ids("a")
     # The query at 16 reads 11 to 16, so blocks 0 and 1 have left the window.
     assert window[:4] == [0, 0, *first[2:]]
@@ -103,8 +104,8 @@ def test_a_state_alone_is_found(vllm: None) -> None:
 def test_without_caching_a_window_alone_gives_its_blocks_back(vllm: None) -> None:
     manager = make(WINDOW, enable_caching=False)
     served = request("a", TOKENS)
-    run(manager, served, 16)
-    run(manager, served, 3)
+    step(manager, served, 16)
+    step(manager, served, 3)
     assert manager.get_block_ids("a")[0][:2] == [0, 0]
     manager.free(served)
     assert manager.get_computed_blocks(request("b", TOKENS))[1] == 0
@@ -117,7 +118,7 @@ def test_each_window_that_the_blocks_hold_is_found_however_long_its_prefix(vllm:
     for prompt in prompts:
         served = request("a", prompt)
         while served.num_computed_tokens < 60:
-            run(manager, served, 4)
+            step(manager, served, 4)
         manager.free(served)
     found = [manager.get_computed_blocks(request("b", prompt))[1] for prompt in prompts]
     assert found == [60] * 12
@@ -127,7 +128,7 @@ def test_a_prompt_longer_than_the_pool_is_found(vllm: None) -> None:
     manager = make(WINDOW, num_blocks=9)
     served = request("a", list(range(1, 61)))
     while served.num_computed_tokens < 60:
-        run(manager, served, 4)
+        step(manager, served, 4)
     manager.free(served)
     again = request("again", [*range(1, 61), 99])
     blocks, found, _ = manager.get_computed_blocks(again)
@@ -159,8 +160,8 @@ def test_blocks_of_each_group_are_held_until_a_step_in_flight_has_ended(
 ) -> None:
     manager = make(*specs)
     served = request("a", TOKENS)
-    run(manager, served, 16)
-    run(manager, served, 3)
+    step(manager, served, 16)
+    step(manager, served, 3)
     held = {block for ids in manager.get_block_ids("a") for block in ids} - {0}
     blocks = manager.pop_blocks_for_free(served)
     assert {block.block_id for block in blocks} == held

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from blockmgr.ports.vllm import Options
-from tests.ports.vllm_modules import KINDS, SIZE, layout, make, request, ring, serve, spec
+from tests.ports.vllm_modules import (
+    KINDS,
+    SIZE,
+    layout,
+    make,
+    needed,
+    request,
+    ring,
+    serve,
+    spec,
+    step,
+)
 
 FULL = spec()
 WINDOW = spec(KINDS.SLIDING_WINDOW, sliding_window=6)
@@ -40,15 +51,6 @@ def reasons(
         Options.read(options or {}), config, {**given, **arguments}
     )
     return found
-
-
-def run(manager: Any, served: Any, num_tokens: int) -> Any:
-    """Computes a number of tokens of a request in a step; returns its new blocks."""
-    manager.new_step_starts()
-    blocks = manager.allocate_slots(served, num_tokens)
-    manager.take_kv_cache_block_copies()
-    served.num_computed_tokens += num_tokens
-    return blocks
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_ranks_of_decode_context_parallelism_split_full_attention_alone(vllm: No
     manager = make(FULL, MAMBA, whole, ranks=2)
     assert [each.block_size for each in manager.layers] == [2 * SIZE, SIZE, SIZE]
     manager.get_computed_blocks(served := request("a", TOKENS[:12]))
-    run(manager, served, 12)
+    step(manager, served, 12)
     assert [len(table) for table in manager.get_block_ids("a")] == [2, 3, 3]
 
 
@@ -188,10 +190,10 @@ def test_a_prompt_waits_if_its_share_cannot_hold_all_of_it(
 def test_a_window_gives_its_blocks_back_and_shows_block_0_there(vllm: None) -> None:
     manager = make(FULL, WINDOW)
     served = request("a", TOKENS)
-    first = run(manager, served, 16).get_block_ids()
+    first = step(manager, served, 16).get_block_ids()
     assert [len(ids) for ids in first] == [4, 4]
     assert len({*first[0], *first[1]}) == 8
-    run(manager, served, 3)
+    step(manager, served, 3)
     full, window = manager.get_block_ids("a")
     assert full[:4] == first[0]
     # The query at 16 reads 11 to 16, so blocks 0 and 1 have left the window.
@@ -202,8 +204,8 @@ def test_a_window_gives_its_blocks_back_and_shows_block_0_there(vllm: None) -> N
 def test_what_a_step_adds_comes_by_group(vllm: None) -> None:
     manager = make(WINDOW, FULL, CHUNK)
     served = request("a", TOKENS)
-    run(manager, served, 16)
-    added = run(manager, served, 3).get_block_ids()
+    step(manager, served, 16)
+    added = step(manager, served, 3).get_block_ids()
     assert [len(ids) for ids in added] == [1, 1, 1]
     assert added == tuple(ids[4:] for ids in manager.get_block_ids("a"))
     assert [len(ids) for ids in manager.get_block_ids_for_computed_tokens("a", 9)] == [3, 3, 3]
@@ -288,9 +290,9 @@ def test_a_part_of_a_block_is_copied_in_every_group(vllm: None) -> None:
 def test_no_copy_reads_what_a_request_of_the_same_step_has_yet_to_write(vllm: None) -> None:
     manager = make(FULL, CHUNK, num_blocks=19, min_partial_tokens=1)
     first, other = request("first", TOKENS[:13]), request("other", list(range(50, 74)))
-    run(manager, first, 9)
-    run(manager, first, 4)  # leaves its first chunk, which the other one evicts
-    run(manager, other, 24)
+    step(manager, first, 9)
+    step(manager, first, 4)  # leaves its first chunk, which the other one evicts
+    step(manager, other, 24)
     manager.free(other)
     again, part = request("again", TOKENS[:7]), request("part", [*TOKENS[:3], 90, 91])
     manager.new_step_starts()
@@ -306,11 +308,11 @@ def test_a_table_stays_as_it_is_where_another_request_has_cached_its_blocks(vllm
     manager = make(FULL, WINDOW)
     first, second = request("first", TOKENS), request("second", TOKENS)
     second.skip_reading_prefix_cache = True
-    run(manager, first, 19)
-    run(manager, second, 6)
+    step(manager, first, 19)
+    step(manager, second, 6)
     told = manager.get_block_ids("second")
     for _ in range(2):
-        added = run(manager, second, 6).get_block_ids()
+        added = step(manager, second, 6).get_block_ids()
         told = tuple(old + new for old, new in zip(told, added, strict=True))
         now = manager.get_block_ids("second")
         pairs = [zip(*tables, strict=True) for tables in zip(told, now, strict=True)]
@@ -339,7 +341,7 @@ def test_blocks_that_are_found_and_idle_count_where_a_whole_prompt_must_fit(
 ) -> None:
     manager = make(FULL, WINDOW, num_blocks=21, max_in_flight_tokens=SIZE)
     served = request("a", list(range(1, 41)))
-    run(manager, served, 40)
+    step(manager, served, 40)
     manager.free(served)
     manager.watermark_blocks = watermark
     again = request("again", [*served._all_token_ids[:33], *range(60, 91)])
@@ -351,36 +353,38 @@ def test_blocks_that_are_found_and_idle_count_where_a_whole_prompt_must_fit(
     assert (taken is not None) == fits
 
 
-def test_blocks_that_a_request_still_takes_are_counted_by_group(vllm: None) -> None:
-    manager = make(FULL, WINDOW, max_in_flight_tokens=SIZE)
-    run(manager, request("a", TOKENS), 8)
-
-    def needed(name: str, num_tokens: int, capped: bool) -> int:
-        none = manager.empty_kv_cache_blocks.blocks
-        count: int = manager.coordinator.get_num_blocks_to_allocate(
-            name, num_tokens, none, 0, 0, 0, num_tokens, apply_admission_cap=capped
-        )
-        return count
-
-    assert (needed("a", 40, False), needed("b", 40, False)) == (16, 20)
-    assert (needed("a", 40, True), needed("b", 40, True)) == (10, 14)
-    assert manager.coordinator.full_attention_group_id == 0
-    assert make(CHUNK, FULL).coordinator.full_attention_group_id == 1
+@pytest.mark.parametrize(
+    ("window", "least", "most"), [(WINDOW, (10, 14), (16, 20)), (LARGE, (8 + 2, 10 + 3), (12, 15))]
+)
+def test_blocks_that_a_request_still_takes_are_counted_by_group(
+    vllm: None, window: Any, least: tuple[int, int], most: tuple[int, int]
+) -> None:
+    manager = make(FULL, window, max_in_flight_tokens=SIZE)
+    step(manager, request("a", TOKENS), 8)
+    for capped, expected in ((False, most), (True, least)):
+        assert tuple(needed(manager, name, 40, capped=capped) for name in "ab") == expected
+    assert manager.coordinator.group_block_sizes == (4, window.block_size)
 
 
-def test_workers_zero_the_new_blocks_of_every_group(vllm: None) -> None:
-    manager = make(FULL, WINDOW, zeroes=True)
+def test_the_first_group_of_full_attention_is_named(vllm: None) -> None:
+    for specs, first in (((FULL, WINDOW), 0), ((CHUNK, FULL), 1)):
+        assert make(*specs).coordinator.full_attention_group_id == first
+
+
+@pytest.mark.parametrize(("window", "new"), [(WINDOW, 2), (LARGE, 1)])
+def test_workers_zero_the_new_blocks_of_every_group(vllm: None, window: Any, new: int) -> None:
+    manager = make(FULL, window, zeroes=True)
     served = request("a", TOKENS)
-    run(manager, served, 16)
+    step(manager, served, 9)
     assert sorted(manager.take_new_block_ids()) == sorted(chain(*manager.get_block_ids("a")))
-    run(manager, served, 3)
-    new = [ids[4] for ids in manager.get_block_ids("a")]
-    assert sorted(manager.take_new_block_ids()) == sorted(new)
+    added = step(manager, served, 6).get_block_ids()
+    assert sorted(manager.take_new_block_ids()) == sorted(chain(*added))
+    assert len([*chain(*added)]) == new
 
 
 def test_blocks_of_several_groups_come_as_a_list_for_each(vllm: None) -> None:
     manager = make(FULL, WINDOW)
-    run(manager, request("a", TOKENS), 19)
+    step(manager, request("a", TOKENS), 19)
     blocks = manager.get_blocks("a")
     assert blocks.get_block_ids(group_ids=[1, 0]) == tuple(reversed(blocks.get_block_ids()))
     assert blocks.new_empty().get_block_ids(allow_none=True) is None
@@ -401,14 +405,14 @@ def test_without_caching_windows_release_blocks_and_no_prompt_finds_any(vllm: No
     assert reasons(FULL, WINDOW, enable_caching=False) == []
     manager = make(FULL, WINDOW, enable_caching=False)
     served = request("a", TOKENS)
-    run(manager, served, 16)
-    run(manager, served, 3)
+    step(manager, served, 16)
+    step(manager, served, 3)
     assert manager.get_block_ids("a")[1][:2] == [0, 0]
     assert manager.estimate_cached_tokens(served) == 0
     manager.free(served)
     again = request("b", TOKENS)
     assert manager.get_computed_blocks(again)[1] == 0
-    run(manager, again, 16)
+    step(manager, again, 16)
     assert manager.manager.stats().hit_tokens == 0
     manager.free(again)
     assert manager.manager.num_available == 32
@@ -417,7 +421,7 @@ def test_without_caching_windows_release_blocks_and_no_prompt_finds_any(vllm: No
 def test_the_cache_is_reset_once_nobody_uses_it(vllm: None) -> None:
     manager = make(FULL, WINDOW)
     served = request("a", TOKENS)
-    run(manager, served, 19)
+    step(manager, served, 19)
     assert not manager.reset_prefix_cache()
     manager.free(served)
     assert manager.reset_prefix_cache()
@@ -437,10 +441,10 @@ def test_each_group_has_a_block_for_as_many_tokens_as_its_blocks_hold(
 ) -> None:
     manager = make(*specs)
     served = request("a", TOKENS)
-    told = run(manager, served, 3).get_block_ids()
+    told = step(manager, served, 3).get_block_ids()
     each = [layers.block_size for layers in specs]
     for upto in (5, 6, 9, 16, 17):
-        added = run(manager, served, upto - served.num_computed_tokens).get_block_ids()
+        added = step(manager, served, upto - served.num_computed_tokens).get_block_ids()
         told = tuple(old + new for old, new in zip(told, added, strict=True))
         assert sizes(told) == [-(-upto // size) for size in each]
         now = manager.get_block_ids("a")
@@ -456,7 +460,7 @@ def test_tokens_count_as_cached_once_blocks_of_all_groups_are_full(vllm: None) -
     served = request("a", TOKENS)
     counted = []
     for count in (3, 2, 3, 7):
-        run(manager, served, count)
+        step(manager, served, count)
         counted.append(manager.estimate_cached_tokens(served))
     assert counted == [0, 0, 8, 8]
     assert manager.estimate_cached_tokens(request("b", TOKENS)) == 0
@@ -465,9 +469,9 @@ def test_tokens_count_as_cached_once_blocks_of_all_groups_are_full(vllm: None) -
 def test_a_step_that_fits_in_the_large_block_adds_small_blocks_alone(vllm: None) -> None:
     manager = make(FULL, LARGE)
     served = request("a", TOKENS)
-    run(manager, served, 3)
-    assert run(manager, served, 1) is manager.empty_kv_cache_blocks
-    assert sizes(run(manager, served, 1).get_block_ids()) == [1, 0]
+    step(manager, served, 3)
+    assert step(manager, served, 1) is manager.empty_kv_cache_blocks
+    assert sizes(step(manager, served, 1).get_block_ids()) == [1, 0]
 
 
 def test_a_window_in_small_blocks_gives_them_back_within_a_block_of_full_attention(
@@ -477,7 +481,7 @@ def test_a_window_in_small_blocks_gives_them_back_within_a_block_of_full_attenti
     served = request("a", TOKENS)
     free = []
     for _ in range(5):
-        run(manager, served, 3)
+        step(manager, served, 3)
         free.append(32 - manager.manager.num_available)
     # One block of full attention, and those of a window of 6 tokens and of the step's 3.
     assert free == [2, 3, 4, 3, 4]
@@ -500,31 +504,6 @@ def test_a_prompt_is_found_in_whole_blocks_of_every_group_or_with_a_part(vllm: N
         assert {copy.destination for copy in copies} == (
             {table[-1] for table in manager.get_block_ids("again")} if least else set()
         )
-
-
-def test_workers_zero_the_new_blocks_of_each_size(vllm: None) -> None:
-    manager = make(FULL, LARGE, zeroes=True)
-    served = request("a", TOKENS)
-    run(manager, served, 9)
-    assert sorted(manager.take_new_block_ids()) == sorted(chain(*manager.get_block_ids("a")))
-    run(manager, served, 6)
-    assert manager.take_new_block_ids() == [manager.get_block_ids("a")[0][3]]
-
-
-def test_blocks_of_each_size_are_counted(vllm: None) -> None:
-    manager = make(FULL, LARGE, max_in_flight_tokens=SIZE)
-    run(manager, request("a", TOKENS), 8)
-    none = manager.empty_kv_cache_blocks.blocks
-
-    def needed(name: str, capped: bool) -> int:
-        count: int = manager.coordinator.get_num_blocks_to_allocate(
-            name, 40, none, 0, 0, 0, 40, apply_admission_cap=capped
-        )
-        return count
-
-    assert (needed("a", False), needed("b", False)) == (8 + 4, 10 + 5)
-    assert (needed("a", True), needed("b", True)) == (8 + 2, 10 + 3)
-    assert manager.coordinator.group_block_sizes == (4, 8)
 
 
 @pytest.mark.parametrize(("blocks", "fits"), [(13, True), (12, False)])

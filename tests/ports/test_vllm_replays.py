@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ports.vllm_modules import KINDS, make, options_and_reasons, request, ring, spec
+from tests.ports.vllm_modules import KINDS, make, options_and_reasons, request, ring, spec, step
 
 
 def again(width: int) -> Any:
@@ -20,20 +20,6 @@ AGAIN = again(6)
 STATE = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=0)
 TOKENS = list(range(1, 32))
 SECOND = [*TOKENS[:18], 90, 91, 92, 93]  # of which 16 tokens are found
-
-
-def step(manager: Any, served: Any, count: int) -> Any:
-    """Computes more tokens behind the hit of a request, in a step of its own."""
-    manager.new_step_starts()
-    if served.request_id in manager._held:
-        added = manager.allocate_slots(served, count)
-    else:
-        blocks, found, _ = manager.get_computed_blocks(served)
-        added = manager.allocate_slots(served, count, found, blocks)
-        count += found
-    manager.take_kv_cache_block_copies()
-    served.num_computed_tokens += count
-    return added
 
 
 def served(**options: Any) -> Any:

@@ -18,6 +18,7 @@ from tests.ports.vllm_modules import (
     request,
     ring,
     spec,
+    step,
 )
 
 FULL = spec(tokens_per_state=2)
@@ -26,34 +27,15 @@ STATE = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=0)
 TOKENS = list(range(1, 20))
 
 
-def begin(manager: Any, served: Any, count: int) -> Any:
-    """Admits a request with its first tokens behind what it finds, in a step of its own."""
-    manager.new_step_starts()
-    blocks, found, _ = manager.get_computed_blocks(served)
-    added = manager.allocate_slots(served, count - found, found, blocks)
-    manager.take_kv_cache_block_copies()
-    served.num_computed_tokens = count
-    return added
-
-
-def grow(manager: Any, served: Any, count: int) -> Any:
-    """Computes more tokens of a request, in a step of its own."""
-    manager.new_step_starts()
-    added = manager.allocate_slots(served, count - served.num_computed_tokens)
-    manager.take_kv_cache_block_copies()
-    served.num_computed_tokens = count
-    return added
-
-
 def test_a_request_has_one_ring_from_its_first_step_to_its_end(vllm: None) -> None:
     manager = make(FULL, RING)
     assert manager.layers[1].group == Ring(2, restart=2)
     served = request("a", TOKENS)
-    begin(manager, served, 6)
+    step(manager, served, 6)
     full, [block] = manager.get_block_ids("a")
     assert block
     assert len(full) == 2
-    added = grow(manager, served, 19)
+    added = step(manager, served)
     assert [len(ids) for ids in added.by_group] == [3, 0]
     assert manager.get_block_ids("a")[1] == [block]
     assert manager.get_block_ids_for_computed_tokens("a", 4)[1] == [block]
@@ -64,14 +46,14 @@ def test_a_request_has_one_ring_from_its_first_step_to_its_end(vllm: None) -> No
 def test_prompts_find_whole_blocks_and_no_ring(vllm: None) -> None:
     manager = make(FULL, RING)
     first = request("a", TOKENS)
-    begin(manager, first, 19)
+    step(manager, first)
     second = request("b", [*TOKENS[:14], 90, 91])
     blocks, found, _ = manager.get_computed_blocks(second)
     assert (found, [len(ids) for ids in blocks.by_group]) == (12, [3, 0])
     assert manager.truncate_computed_blocks(blocks, 8).by_group[1] == []
     args = 16, blocks.by_group, 0, 12, 12, 16
     assert manager.coordinator.get_num_blocks_to_allocate("b", *args) == 2
-    begin(manager, second, 16)
+    step(manager, second)
     assert manager.get_block_ids("b")[0][:3] == manager.get_block_ids("a")[0][:3]
     assert manager.get_block_ids("b")[1] != manager.get_block_ids("a")[1]
     args = 16, manager.empty_kv_cache_blocks.by_group, 0, 16, 0, 16
@@ -81,9 +63,9 @@ def test_prompts_find_whole_blocks_and_no_ring(vllm: None) -> None:
 def test_workers_zero_no_ring(vllm: None) -> None:
     manager = make(FULL, RING, STATE, zeroes=True, min_partial_tokens=0)
     served = request("a", TOKENS)
-    begin(manager, served, 6)
+    step(manager, served, 6)
     assert manager.take_new_block_ids() == manager.get_block_ids("a")[0]
-    grow(manager, served, 19)
+    step(manager, served)
     assert manager.take_new_block_ids() == manager.get_block_ids("a")[0][2:]
 
 
@@ -100,11 +82,11 @@ def test_the_ring_stays_in_its_column_where_drafts_move_a_state(vllm: None) -> N
     drafting = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=2)
     manager = make(FULL, RING, drafting, num_blocks=99, min_partial_tokens=0)
     served = request("a", TOKENS)
-    begin(manager, served, 6)
+    step(manager, served, 6)
     [block] = manager.get_block_ids("a")[1]
     states = {*manager.get_block_ids("a")[2]}
-    for count in (8, 12, 13, 19):
-        grow(manager, served, count)
+    for count in (2, 4, 1, 6):
+        step(manager, served, count)
         assert manager.get_block_ids("a")[1] == [block]
         states |= {*manager.get_block_ids("a")[2]}
     assert len(states) == 4

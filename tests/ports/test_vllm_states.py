@@ -9,7 +9,7 @@ import pytest
 
 from blockmgr import BlockManager
 from blockmgr.ports.vllm import Options, plugin
-from tests.ports.vllm_modules import KINDS, SIZE, make, request, spec
+from tests.ports.vllm_modules import KINDS, SIZE, make, needed, request, spec
 
 FULL = spec()
 STATE = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=0)
@@ -271,15 +271,7 @@ def test_a_prompt_that_fills_an_empty_pool_is_admitted_although_it_finds_a_state
 
 def test_states_count_once_where_blocks_are_counted(vllm: None) -> None:
     manager = make(FULL, STATE, WINDOW, max_in_flight_tokens=SIZE)
-    none = manager.empty_kv_cache_blocks.blocks
-
-    def needed(name: str, num_tokens: int) -> int:
-        count: int = manager.coordinator.get_num_blocks_to_allocate(
-            name, num_tokens, none, 0, 0, 0, num_tokens, apply_admission_cap=True
-        )
-        return count
-
-    assert needed("a", 40) == 10 + 1 + 4
+    assert needed(manager, "a", 40, capped=True) == 10 + 1 + 4
     full, state, window = manager.layers
     # A match counts the copy of a state that it finds.
     assert (state.num_fresh_blocks(40, 0), state.num_fresh_blocks(40, 16)) == (1, 0)
@@ -287,7 +279,7 @@ def test_states_count_once_where_blocks_are_counted(vllm: None) -> None:
     served = request("a", TOKENS)
     manager.new_step_starts()
     assert manager.allocate_slots(served, 8) is not None
-    assert needed("a", 40) == 8 + 2
+    assert needed(manager, "a", 40, capped=True) == 8 + 2
     assert manager.estimate_cached_tokens(served) == 8
 
 
@@ -373,14 +365,12 @@ def test_the_end_of_an_answer_is_found_up_to_its_last_drafts(vllm: None) -> None
 
 def test_slots_for_drafts_count_where_blocks_are_counted(vllm: None) -> None:
     manager = make(FULL, DRAFTED, num_blocks=1 + 5 + 4)
-    none = manager.empty_kv_cache_blocks.blocks
-    count = manager.coordinator.get_num_blocks_to_allocate
-    assert count("a", 3, none, 0, 0, 0, 3, apply_admission_cap=True) == 1 + 4
+    assert needed(manager, "a", 3, capped=True) == 1 + 4
     served = request("a", TOKENS)
     manager.new_step_starts()
     assert manager.allocate_slots(served, 16) is not None
     assert manager.block_pool.get_num_free_blocks() == 1
-    assert count("a", 19, none, 0, 0, 0, 19, apply_admission_cap=True) == 1
+    assert needed(manager, "a", 19, capped=True) == 1
     assert manager.allocate_slots(request("b", [50]), 1) is None
     manager.take_kv_cache_block_copies()
     manager.free(served)

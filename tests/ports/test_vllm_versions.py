@@ -15,7 +15,7 @@ import pytest
 from blockmgr.ports.vllm import Options
 from blockmgr.ports.vllm.expected import CHANGED, METHODS, STRUCTURES, TRIED
 from blockmgr.ports.vllm.interface import INTERFACE
-from tests.ports.vllm_modules import SIZE, layout, make, request, serve
+from tests.ports.vllm_modules import SIZE, layout, make, request, serve, step
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,7 @@ def test_the_next_turn_finds_the_end_of_an_answer_within_a_block(vllm: None) -> 
     manager = make(min_partial_tokens=1)
     served = request("first", list(range(1, 11)))
     for num_new in (10, 1, 1, 1, 1, 1):  # the prompt and the sampled tokens
-        manager.new_step_starts()
-        assert manager.allocate_slots(served, num_new) is not None
-        manager.take_kv_cache_block_copies()
-        served.num_computed_tokens += num_new
+        step(manager, served, num_new)
         served._all_token_ids.append(50 + served.num_computed_tokens)
         served.num_tokens += 1
     manager.free(served)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from blockmgr import Priority
-from tests.ports.vllm_modules import make, request, stand_ins
+from tests.ports.vllm_modules import make, request, stand_ins, step
 
 PRIORITIES = ("low", "normal", "expected", "high")
 VALUES: tuple[Any, ...] = (
@@ -73,13 +73,6 @@ def wishing(extra: Any, name: str = "first") -> Any:
     return served
 
 
-def serve(manager: Any, served: Any) -> None:
-    manager.new_step_starts()
-    assert manager.allocate_slots(served, 9) is not None
-    manager.take_kv_cache_block_copies()
-    served.num_computed_tokens = 9
-
-
 def is_valid(name: str, value: Any, priority: Any) -> bool:
     if name == "priority":
         return value in PRIORITIES
@@ -105,7 +98,7 @@ def test_no_value_of_a_wish_stops_the_engine_or_keeps_a_block(seed: int) -> None
                 expected - sum(not is_valid(n, v, said.get("priority")) for n, v in said.items()),
             )
         served = wishing(extra, str(turn))
-        serve(manager, served)
+        step(manager, served)
         manager.free(served)
         assert manager.manager.num_available == before
         manager.manager.check_invariants()
@@ -130,7 +123,7 @@ def test_what_a_request_says_after_its_admission_has_no_effect() -> None:
     """Its end must not read values that nobody has checked."""
     manager = make(retention=True)
     served = wishing({"blockmgr_priority": "high"})
-    serve(manager, served)
+    step(manager, served)
     served.sampling_params.extra_args["blockmgr_priority"] = ["high"]
     served.sampling_params.extra_args["blockmgr_ttl"] = math.inf
     manager.free(served)
@@ -182,7 +175,7 @@ def test_invented_names_do_not_make_the_counts_grow() -> None:
 
 def test_ignored_wishes_are_in_the_line_and_in_the_metrics() -> None:
     manager = make(retention=True)
-    serve(manager, wishing({"blockmgr_priority": "urgent"}))
+    step(manager, wishing({"blockmgr_priority": "urgent"}))
     assert manager.report.line().endswith("; wishes of requests ignored: 1 of priority")
     exposition = importlib.import_module("blockmgr.ports.vllm.exposition")
     read = exposition.registry_of(manager.report).get_sample_value
@@ -197,7 +190,7 @@ def test_a_value_that_fails_when_it_is_read_or_printed_is_ignored_and_counted(
     manager = make(retention=True)
     before = manager.manager.num_available
     served = wishing({"blockmgr_priority": "high", f"blockmgr_{name}": value})
-    serve(manager, served)
+    step(manager, served)
     manager.free(served)
     assert manager.manager.num_available == before
     assert manager.wishes.ignored == {name: 1}

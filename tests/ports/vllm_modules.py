@@ -14,8 +14,8 @@ import pytest
 from blockmgr.ports.vllm import Options
 
 __all__ = [
-    "KINDS", "SIZE", "CircularBufferSpec", "layout", "make", "options_and_reasons", "request",
-    "ring", "serve", "spec", "stand_ins",
+    "KINDS", "SIZE", "CircularBufferSpec", "layout", "make", "needed", "options_and_reasons",
+    "request", "ring", "serve", "spec", "stand_ins", "step",
 ]  # fmt: skip
 
 SIZE = 4
@@ -175,11 +175,37 @@ def request(name: str, tokens: list[int]) -> Any:
     )  # fmt: skip
 
 
-def serve(manager: Any, tokens: list[int]) -> None:
-    """Runs a request that computes all its tokens and ends."""
-    served = request("first", tokens)
+def step(manager: Any, served: Any, count: int | None = None) -> Any:
+    """Computes more tokens of a request, behind what it finds at first, in a step of its own.
+
+    Without a count, computes all that is left. Returns the request's new blocks.
+    """
     manager.new_step_starts()
-    assert manager.allocate_slots(served, len(tokens)) is not None
+    found, blocks = 0, None
+    if served.request_id not in manager._held:
+        blocks, found, _ = manager.get_computed_blocks(served)
+    if count is None:
+        count = served.num_tokens - served.num_computed_tokens - found
+    added = manager.allocate_slots(served, count, found, blocks)
+    assert added is not None
     manager.take_kv_cache_block_copies()
-    served.num_computed_tokens = len(tokens)
+    served.num_computed_tokens += found + count
+    return added
+
+
+def needed(manager: Any, name: str, num_tokens: int, *, capped: bool) -> int:
+    """Blocks that the manager says a request still takes for so many tokens."""
+    none = manager.empty_kv_cache_blocks.blocks
+    count: int = manager.coordinator.get_num_blocks_to_allocate(
+        name, num_tokens, none, 0, 0, 0, num_tokens, apply_admission_cap=capped
+    )
+    return count
+
+
+def serve(manager: Any, tokens: list[int], name: str = "first", **said: Any) -> None:
+    """Runs a request, with what it says, that computes all its tokens and ends."""
+    served = request(name, tokens)
+    vars(served).update(said)
+    step(manager, served)
     manager.free(served)
+    manager.manager.check_invariants()

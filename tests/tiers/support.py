@@ -49,6 +49,16 @@ def stored(manager: TieredManager, tokens: list[int] = PROMPT, **how: Any) -> No
     evict(manager)
 
 
+def brought(manager: TieredManager, tokens: list[int], **how: Any) -> list[Transfer]:
+    """Has this prompt in the tiers only, by a reset; the stores that brought it there."""
+    compute(manager, tokens, **how)
+    stores: list[Transfer] = []
+    while more := store(manager):
+        stores += more
+    manager.reset_prefix_cache(tiers=False)
+    return stores
+
+
 def loading(manager: TieredManager, tokens: list[int] = PROMPT, **how: Any) -> tuple[int, Transfer]:
     """A sequence that loads this prompt, and its only load."""
     handle = manager.admit(tokens, load=True, **how)

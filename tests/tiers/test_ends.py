@@ -30,7 +30,7 @@ from blockmgr.tiers import (
 )
 from blockmgr.tiers.paths import parts_of_key
 from tests.tiers.fake_store import FakeStore
-from tests.tiers.support import in_tier, loading, store, tier
+from tests.tiers.support import brought, compute, in_tier, loading, store, tier
 
 SIZE = 4
 STATES = (FullAttention(), RecurrentState())
@@ -51,23 +51,10 @@ def grouped(
     return managed(*tiers, groups=groups, num_blocks=num_blocks, null_block=True)
 
 
-def compute(manager: TieredManager, tokens: list[int], **how: Any) -> None:
-    """Admits a prompt, computes it with its stops, and frees it."""
-    handle = manager.admit(tokens, **how)
-    for stop in (*manager.stops(handle), len(tokens)):
-        manager.copies_applied(manager.take_copies().ticket)
-        manager.commit(handle, stop)
-    manager.free(handle)
-
-
 def stored(manager: TieredManager, tokens: list[int] = WORDS, **how: Any) -> list[Transfer]:
     """Has this conversation in the tiers only; the stores that brought it there."""
-    compute(manager, tokens, **how)
-    stores: list[Transfer] = []
-    while more := store(manager):
-        stores += more
+    stores = brought(manager, tokens, **how)
     assert all((each.source_blocks >= 0).all() for each in stores)
-    manager.reset_prefix_cache(tiers=False)
     return stores
 
 

@@ -45,12 +45,7 @@ def grouped(
 
 def stored(manager: TieredManager, tokens: list[int] = PROMPT, **how: Any) -> list[Transfer]:
     """Has this prompt in the tiers only; the stores that brought it there."""
-    compute(manager, tokens, **how)
-    stores: list[Transfer] = []
-    while more := store(manager):
-        stores += more
-    manager.reset_prefix_cache(tiers=False)
-    return stores
+    return support.brought(manager, tokens, **how)
 
 
 def loading(manager: TieredManager) -> tuple[int, Transfer]:

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import pytest
-
 from blockmgr import BlockManager
-from tests.fingerprints import fingerprint
+from tests.fingerprints import fingerprint, unchanged
 
 
 def snapshot(manager: BlockManager) -> dict[str, Any]:
@@ -44,9 +42,6 @@ def refused(
     manager: BlockManager, error: type[Exception], match: str | None = None
 ) -> Iterator[Any]:
     """The call inside raises exactly this error and leaves the manager unchanged."""
-    before = snapshot(manager)
-    with pytest.raises(error, match=match) as caught:
+    with unchanged(lambda: snapshot(manager), error, match) as caught:
         yield caught
-    assert type(caught.value) is error
-    assert snapshot(manager) == before
     manager.check_invariants()

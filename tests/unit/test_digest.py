@@ -150,6 +150,7 @@ CALLS: dict[str, Callable[[BlockManager, int], object]] = {
     "copies_aborted": lambda m, h: m.copies_aborted(1),
     "complete": lambda m, h: m.complete(1),
     "take_remaps": lambda m, h: m.take_remaps(),
+    "stats": lambda m, h: m.stats(),
 }
 
 

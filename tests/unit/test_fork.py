@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.conftest import MakeManager
 from tests.unit.engine import ids, serve, step
-from tests.unit.snapshot import refused
 
 
 def test_append_to_a_forked_tail_copies_it_first(make_manager: MakeManager) -> None:
@@ -42,21 +39,3 @@ def test_beams_can_go_round_in_a_circle(make_manager: MakeManager) -> None:
     assert [ids(beam) for beam in beams] == [*blocks[1:], blocks[0]]
     assert manager.stats().used_blocks == 4
     manager.check_invariants()
-
-
-@pytest.mark.parametrize(
-    ("handles", "parents", "match"),
-    [
-        ([0, 0], [0, 1], "distinct"),
-        ([0, 1], [0, 2], "parents"),
-        ([0, 1], [0, -1], "parents"),
-        ([0, 1], [0], "parents"),
-    ],
-)
-def test_reparent_refuses_what_makes_no_sense(
-    make_manager: MakeManager, handles: list[int], parents: list[int], match: str
-) -> None:
-    manager = make_manager()
-    live = [manager.admit([1]), manager.admit([2])]
-    with refused(manager, ValueError, match):
-        manager.reparent([live[i] for i in handles], parents)

@@ -298,19 +298,9 @@ def test_an_interrupt_inside_a_policy_comes_up_again() -> None:
         manager.check_policy()
 
 
-def test_a_manager_its_policy_refers_to_is_collected() -> None:
-    policy = Lru(4)
-    manager = build(policy)
-    policy.manager = manager  # type: ignore[attr-defined]
-    cache(manager, [1, 1])
-    gone = weakref.ref(manager)
-    del manager, policy
-    gc.collect()
-    assert gone() is None
-
-
-def test_a_manager_that_the_error_of_its_policy_refers_to_is_collected() -> None:
-    policy = fails("on_idle", boom)
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_manager_its_policy_or_the_error_of_it_refers_to_is_collected(has_failed: bool) -> None:
+    policy: Any = fails("on_idle", boom) if has_failed else Lru(4)
     manager = policy.manager = build(policy)
     cache(manager, [1, 1])
     gone = weakref.ref(manager)

@@ -1,7 +1,8 @@
 """Every wrong call, row by row: the exception, the argument it names, and nothing changed.
 
-One table, so that a reader sees what is refused and how. ``tests/arguments`` tests which kinds of
-values count as tokens, handles or options.
+One table, so that a reader sees what is refused and how. ``test_bad_input`` has wrong tokens and
+wrong options of a manager, and ``tests/ports/test_pool_bad_input`` the calls of a pool.
+``tests/arguments`` tests which kinds of values count as tokens, handles or options.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from blockmgr import (
     OutOfSequencesError,
     PinBudgetError,
     Priority,
-    ReentrancyError,
     SequenceStateError,
     StepError,
     TicketError,
@@ -180,9 +180,6 @@ def pack(start: int, num_rows: int) -> int:
 Wrong = Callable[[World], Any]
 ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     # Admission.
-    ("admit: no tokens", lambda w: w.manager.admit([]), ValueError, "tokens"),
-    ("admit: negative token", lambda w: w.manager.admit([-1]), ValueError, "tokens"),
-    ("admit: token of 33 bits", lambda w: w.manager.admit([2**32]), ValueError, "tokens"),
     ("admit: float token", lambda w: w.manager.admit([1.0]), TypeError, "tokens"),
     ("admit: bool token", lambda w: w.manager.admit([True]), TypeError, "tokens"),
     ("admit: 2-D", lambda w: w.manager.admit(np.ones((2, 2), int)), ValueError, "tokens"),
@@ -238,7 +235,6 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("pack: from -1", lambda _: pack(-1, 2), ValueError, "start"),
     ("pack: from past the end", lambda _: pack(2, 2), ValueError, "start"),
     ("pack: no row", lambda _: pack(0, 0), TypeError, "out"),
-    ("match: no tokens", lambda w: w.manager.match([]), ValueError, "tokens"),
     ("admit: read_cache of 1", lambda w: w.manager.admit([1], read_cache=1), TypeError, "read_ca"),
     (
         "can_admit: no answer",
@@ -247,14 +243,12 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
         "read",
     ),
     ("resume: str", lambda w: w.manager.resume(w.preempted, read_cache="no"), TypeError, "read_ca"),
-    ("can_admit: no tokens", lambda w: w.manager.can_admit([]), ValueError, "tokens"),
     # Growth.
     ("append: freed", lambda w: w.manager.append(w.freed, [1]), UnknownSequenceError, "handle"),
     ("append: foreign", lambda w: w.manager.append(w.foreign, [1]), UnknownSequenceError, "handle"),
     ("append: unknown", lambda w: w.manager.append(3, [1]), UnknownSequenceError, "3"),
     ("append: negative", lambda w: w.manager.append(-1, [1]), UnknownSequenceError, "-1"),
     ("append: float", lambda w: w.manager.append(1.0, [1]), TypeError, "handle"),
-    ("append: no tokens", lambda w: w.manager.append(w.running, []), ValueError, "tokens"),
     (
         "append: preempted",
         lambda w: w.manager.append(w.preempted, [1]),
@@ -268,6 +262,7 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
         "need ",
     ),
     ("append: never", lambda w: w.manager.append(w.running, range(50)), NeverFitsError, "56"),
+    ("can_admit: no slots", lambda w: w.manager.can_admit([1], num_slots=0), ValueError, "num_slo"),
     ("reserve: none", lambda w: w.manager.reserve(w.running, 0), ValueError, "num_slots"),
     ("reserve: freed", lambda w: w.manager.reserve(w.freed, 8), UnknownSequenceError, "handle"),
     ("reserve: never", lambda w: w.manager.reserve(w.running, 49), NeverFitsError, "49"),
@@ -280,12 +275,17 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("truncate: freed", lambda w: w.manager.truncate(w.freed, 1), UnknownSequenceError, "handle"),
     ("decode: twice", lambda w: w.manager.decode([w.running] * 2, [1, 2]), ValueError, "handles"),
     ("decode: uneven", lambda w: w.manager.decode([w.running], [1, 2]), ValueError, "tokens"),
+    ("decode: no token", lambda w: w.manager.decode([w.running], []), ValueError, "tokens"),
+    ("decode: negative token", lambda w: w.manager.decode([w.running], [-1]), ValueError, "token"),
+    ("decode: large token", lambda w: w.manager.decode([w.running], [2**32]), ValueError, "token"),
     ("decode: freed", lambda w: w.manager.decode([w.freed], [1]), UnknownSequenceError, "handle"),
     # Families.
     ("fork: none", lambda w: w.manager.fork(w.running, 0), ValueError, "n must"),
     ("fork: too many", lambda w: w.manager.fork(w.running, 2), OutOfSequencesError, "need "),
     ("fork: freed", lambda w: w.manager.fork(w.freed), UnknownSequenceError, "handle"),
     ("fork: preempted", lambda w: w.manager.fork(w.preempted), SequenceStateError, "preempted"),
+    ("reparent: twice", lambda w: w.manager.reparent([w.running] * 2, [0, 1]), ValueError, "disti"),
+    ("reparent: negative", lambda w: w.manager.reparent([w.running], [-1]), ValueError, "parents"),
     ("reparent: index", lambda w: w.manager.reparent([w.running], [1]), ValueError, "parents"),
     ("reparent: uneven", lambda w: w.manager.reparent([w.running], []), ValueError, "parents"),
     (
@@ -300,6 +300,7 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("preempt: twice", lambda w: w.manager.preempt(w.preempted), SequenceStateError, "preempted"),
     ("preempt: freed", lambda w: w.manager.preempt(w.freed), UnknownSequenceError, "handle"),
     ("resume: running", lambda w: w.manager.resume(w.running), SequenceStateError, "running"),
+    ("resume: no slots", lambda w: w.manager.resume(w.preempted, num_slots=0), ValueError, "slots"),
     ("resume: freed", lambda w: w.manager.resume(w.freed), UnknownSequenceError, "handle"),
     (
         "resume_together: running",
@@ -449,11 +450,6 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("sequence: freed", lambda w: w.manager.sequence(w.freed), UnknownSequenceError, "handle"),
     ("debug: 3", lambda w: setattr(w.manager, "debug", 3), ValueError, "debug"),
     # Other objects, which must also leave this manager unchanged.
-    ("manager: no blocks", lambda _: BlockManager(0, 4), ValueError, "num_blocks"),
-    ("manager: bool", lambda _: BlockManager(True, 4), TypeError, "num_blocks"),
-    ("manager: float", lambda _: BlockManager(8.0, 4), TypeError, "num_blocks"),
-    ("manager: too many", lambda _: BlockManager(2**31, 4), ValueError, "num_blocks"),
-    ("manager: block of 0", lambda _: BlockManager(8, 0), ValueError, "block_size"),
     ("manager: no ghosts", lambda _: BlockManager(8, 4, ghost_blocks=-1), ValueError, "ghost_blo"),
     ("manager: ghosts", lambda _: BlockManager(8, 4, ghost_blocks=2**30), ValueError, "ghost_bl"),
     ("manager: half", lambda _: BlockManager(8, 4, ghost_blocks=0.5), TypeError, "ghost_blocks"),
@@ -462,17 +458,6 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("manager: order", lambda _: BlockManager(8, 4, eviction="lur"), ValueError, "mean 'lru'"),
     ("manager: no order", lambda _: BlockManager(8, 4, eviction=None), TypeError, "eviction"),
     ("manager: object", lambda _: BlockManager(8, 4, eviction=range), TypeError, "eviction"),
-    ("manager: retention", lambda _: BlockManager(8, 4, retention=1), TypeError, "retention"),
-    ("manager: pins", lambda _: BlockManager(8, 4, max_pinned_blocks=1), ValueError, "retention"),
-    (
-        "manager: more pins",
-        lambda _: BlockManager(8, 4, retention=True, max_pinned_blocks=9),
-        ValueError,
-        "max_pinned_blocks",
-    ),
-    ("pool: released twice", lambda _: BlockPool(4, 4).release([0]), BlockStateError, "0"),
-    ("pool: negative block", lambda _: BlockPool(4, 4).acquire([-1]), ValueError, "blocks"),
-    ("pool: beyond", lambda _: BlockPool(4, 4).acquire([4]), ValueError, "blocks"),
     (
         "pool: null block",
         lambda _: BlockPool(4, 4, null_block=True).acquire([0]),
@@ -503,30 +488,3 @@ def test_a_wrong_call_is_refused_and_changes_nothing(
     assert names in str(caught.value)
     assert (snapshot(world.manager), snapshot(world.plain)) == before
     world.manager.check_invariants()
-
-
-def test_the_same_ticket_twice_is_refused(world: World) -> None:
-    world.manager.copies_applied(world.plan.ticket)
-    before = snapshot(world.manager)
-    for resolve in (world.manager.copies_applied, world.manager.copies_aborted):
-        with pytest.raises(TicketError, match=str(world.plan.ticket)):
-            resolve(world.plan.ticket)
-    assert snapshot(world.manager) == before
-
-
-def test_a_call_from_inside_a_call_is_refused() -> None:
-    caught: list[BaseException] = []
-
-    def digest(message: bytes) -> bytes:
-        if managers:
-            try:
-                managers[0].stats()
-            except ReentrancyError as error:
-                caught.append(error)
-        return bytes(16)
-
-    managers: list[BlockManager] = []
-    managers.append(BlockManager(8, 2, digest=digest))
-    managers[0].commit(managers[0].admit([1, 2, 3]), 3)
-    assert caught
-    managers[0].check_invariants()
