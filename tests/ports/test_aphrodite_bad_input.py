@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blockmgr import BlockMgrError, BlockStateError, OutOfBlocksError
+from blockmgr import BlockStateError, OutOfBlocksError
 from blockmgr.ports.aphrodite import (
     Block,
     NaiveBlock,
@@ -173,10 +173,6 @@ def test_the_kind_of_naive_block_is_chosen_by_class() -> None:
     assert isinstance(allocator.allocate_mutable(None), Named)
     with pytest.raises(TypeError, match="create_block must be NaiveBlock or a subclass"):
         NaiveBlockAllocator(create_block=PrefixCachingBlock, num_blocks=4, block_size=4)  # type: ignore[arg-type]
-
-
-def test_every_error_is_one_of_the_librarys() -> None:
-    assert issubclass(NoFreeBlocksError, BlockMgrError)
 
 
 def test_the_shortage_is_the_cores_and_a_value_error() -> None:
