@@ -246,6 +246,17 @@ def test_the_head_of_eagle_computes_the_last_block_with_what_its_window_reads(
     manager.manager.check_invariants()
 
 
+def test_what_the_next_turn_finds_with_the_head_of_eagle_outlives_what_was_passed(
+    vllm: None,
+) -> None:
+    manager = make(FULL, WINDOW, num_blocks=21, use_eagle=True)
+    prompt = list(range(1, 30))
+    serve(manager, prompt)
+    serve(manager, [*range(100, 116)])  # takes the blocks of passed boundaries
+    assert manager.manager.stats().evicted_blocks
+    assert manager.get_computed_blocks(request("next", [*prompt, 90, 91]))[1] == 24
+
+
 @pytest.mark.parametrize("specs", [(FULL,), (FULL, WINDOW), (FULL, LARGE)])
 def test_the_head_of_eagle_finds_one_token_less_where_parts_of_blocks_are_found(
     vllm: None, specs: tuple[Any, ...]
