@@ -147,6 +147,21 @@ def test_connectors_are_refused_beside_rings_and_where_they_send_tables_with_sta
     assert reasons(FULL, WINDOW, said={"kv_transfer_config": nixl}) == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SimpleCPUOffloadConnector",
+        "MooncakeStoreConnector",
+        "UMBPStoreConnector",
+        "HiSparseConnector",
+    ],
+)
+def test_connectors_that_use_the_pool_of_vllm_are_refused_by_name(vllm: None, name: str) -> None:
+    said = SimpleNamespace(kv_connector=name, kv_connector_extra_config={})
+    [found] = reasons(FULL, said={"kv_transfer_config": said})
+    assert f"the KV connector {name} " in found
+
+
 def test_ranks_of_decode_context_parallelism_split_full_attention_alone(vllm: None) -> None:
     whole = spec(KINDS.SLIDING_WINDOW, sliding_window=64, dcp_sharded=False)
     assert reasons(FULL, MAMBA, whole, dcp_world_size=2) == []
