@@ -251,8 +251,9 @@ class ManagerConfig:
             cached if there are free blocks for it; it evicts nothing, and is among the first to be
             evicted. None for no such stop.
         stop_margin_tokens: With groups of states, ``stops`` at the end of a prompt, and where it
-            leaves what is cached, come so many tokens earlier. Set it if your engine uses a hit
-            only where so many tokens behind it are cached as well, as with a draft head.
+            leaves what is cached, come so many tokens earlier. Without states, eviction keeps of
+            windows and chunks what such an earlier hit reads, too. Set it if your engine uses a
+            hit only where so many tokens behind it are cached as well, as with a draft head.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
             quotas, each share holds back a part in proportion to its size, rounded down.
         steps_in_flight: Most launched steps that may be incomplete at a time. Above 0, blocks freed

@@ -149,6 +149,21 @@ def test_connectors_are_refused_beside_rings_and_where_they_send_tables_with_sta
     assert reasons(FULL, WINDOW, said={"kv_transfer_config": nixl}) == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SimpleCPUOffloadConnector",
+        "MooncakeStoreConnector",
+        "UMBPStoreConnector",
+        "HiSparseConnector",
+    ],
+)
+def test_connectors_that_use_the_pool_of_vllm_are_refused_by_name(vllm: None, name: str) -> None:
+    said = SimpleNamespace(kv_connector=name, kv_connector_extra_config={})
+    [found] = reasons(FULL, said={"kv_transfer_config": said})
+    assert f"the KV connector {name} " in found
+
+
 def test_ranks_of_decode_context_parallelism_split_full_attention_alone(vllm: None) -> None:
     whole = spec(KINDS.SLIDING_WINDOW, sliding_window=64, dcp_sharded=False)
     assert reasons(FULL, MAMBA, whole, dcp_world_size=2) == []
@@ -246,6 +261,17 @@ def test_the_head_of_eagle_computes_the_last_block_with_what_its_window_reads(
     assert all(window[(num_tokens - 5) // size :])
     manager.take_kv_cache_block_copies()
     manager.manager.check_invariants()
+
+
+def test_what_the_next_turn_finds_with_the_head_of_eagle_outlives_what_was_passed(
+    vllm: None,
+) -> None:
+    manager = make(FULL, WINDOW, num_blocks=21, use_eagle=True)
+    prompt = list(range(1, 30))
+    serve(manager, prompt)
+    serve(manager, [*range(100, 116)])  # takes the blocks of passed boundaries
+    assert manager.manager.stats().evicted_blocks
+    assert manager.get_computed_blocks(request("next", [*prompt, 90, 91]))[1] == 24
 
 
 @pytest.mark.parametrize("specs", [(FULL,), (FULL, WINDOW), (FULL, LARGE)])

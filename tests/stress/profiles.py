@@ -353,7 +353,7 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
         "max_pinned_blocks": rng.randint(0, 6) if retention else 0,
         "debug": rng.choice([0, 0, 0, 1]),
         "hit_rate_window": rng.choice([0, 5, 1000]),
-        "stop_margin_tokens": rng.choice([0, 0, 1, size]) if has_states else 0,
+        "stop_margin_tokens": rng.choice([0, 0, 1, size]),
     }
     if bare:  # what such a manager has not, and few nodes where there is little room
         options |= {"quotas": {}, "retention": False, "max_pinned_blocks": 0}

@@ -129,7 +129,10 @@ def turn(manager: BlockManager, prompt: list[int], answer: list[int]) -> int:
         manager.copies_applied(manager.take_copies().ticket)
         manager.commit(handle, number)
 
-    handle = manager.admit(prompt, num_slots=max(1, manager.match(prompt).num_cached_tokens))
+    hit = manager.match(prompt)
+    if margin := manager.config.stop_margin_tokens:
+        hit = manager.match(prompt, max_cached_tokens=max(0, hit.num_cached_tokens - margin))
+    handle = manager.admit(prompt, num_slots=max(1, hit.num_cached_tokens), match=hit)
     found = done = manager.sequence(handle).num_cached_tokens
     while done < len(prompt):
         done = min(done + 64, len(prompt))
@@ -149,11 +152,23 @@ def text(conversation: int, start: int, stop: int) -> list[int]:
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 @pytest.mark.parametrize("room", [1.0, 1.25])
-def test_old_turns_of_a_conversation_keep_no_windows(eviction: str, room: float) -> None:
-    """All that the next turns read fits 572 blocks: full attention, and each last window."""
+@pytest.mark.parametrize("margin", [0, 1, SIZE])
+def test_old_turns_of_a_conversation_keep_no_windows(
+    eviction: str, room: float, margin: int
+) -> None:
+    """All that the next turns read fits 572 blocks: full attention, and each last window.
+
+    With a margin, each window has a block more.
+    """
     groups = [FullAttention(), SlidingWindow(WINDOW), SlidingWindow(WINDOW)]
     manager = BlockManager(
-        int(572 * room) + 1, SIZE, null_block=True, groups=groups, eviction=eviction
+        int((572 + (8 if margin else 0)) * room) + 1,
+        SIZE,
+        null_block=True,
+        groups=groups,
+        eviction=eviction,
+        stop_margin_tokens=margin,
+        min_partial_tokens=int(margin == 1),
     )
     found = attainable = 0
     for number in range(TURNS):
@@ -161,7 +176,7 @@ def test_old_turns_of_a_conversation_keep_no_windows(eviction: str, room: float)
         for each in range(CONVERSATIONS):
             end = start + ASK
             found += turn(manager, text(each, 0, end), text(each, end, end + ANSWER))
-            attainable += start
+            attainable += max(0, start - -(-margin // SIZE) * SIZE)
     manager.check_invariants()
     assert found >= 0.95 * attainable
 

@@ -171,7 +171,7 @@ typedef struct blockmgr_options {
    * the blocks with their windows and states. Such a manager has no retention, quotas and events.
    */
   int64_t num_nodes;
-  int64_t stop_margin_tokens; /* with states: tokens before their places where prompts stop */
+  int64_t stop_margin_tokens; /* with groups: tokens before their places where prompts stop */
 } blockmgr_options;
 
 /* Fills in the defaults; num_blocks and block_size have none. struct_size: sizeof *options. */

@@ -13,7 +13,7 @@
 namespace blockmgr {
 
 GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vector<Group> groups,
-                         int num_partitions)
+                         int num_partitions, std::int64_t margin)
     : nodes_(nodes),
       index_(index),
       pool_(pool),
@@ -31,6 +31,7 @@ GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vect
     ring_restart_ = std::lcm(ring_restart_, group.restart);
     replay_ = std::max(replay_, group.replay);
   }
+  margin_ = num_states_ ? 0 : margin;
   if (!replay_) restart_ = ring_restart_;
   for (int i = 0; i < num_partitions && !groups_.empty(); ++i) {
     ring::clear(links_.data(), nodes.count + i);
@@ -67,9 +68,9 @@ void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
   if (nodes_[n].key_tokens < nodes_.block_size && parent >= 0) facts_[nth(parent)] |= kHasTails;
 }
 
-bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
+bool GroupPlaces::any_keeps(std::int64_t length, std::int64_t unit) const {
   for (int g = 0; g < num_groups(); ++g)
-    if (group(g).is_attention() && reads(g, length, unit)) return true;
+    if (group(g).is_attention() && keeps(group(g), length, unit)) return true;
   return false;
 }
 
@@ -80,7 +81,7 @@ void GroupPlaces::add_boundary(NodeId n, bool passed) noexcept {
   } else {
     facts |= kBoundary;
     const std::int64_t end = length(n);
-    for (NodeId a = n; a >= 0 && near(a) > end && any_reads(end, unit(a)); a = nodes_[a].parent)
+    for (NodeId a = n; a >= 0 && near(a) > end && any_keeps(end, unit(a)); a = nodes_[a].parent)
       near(a) = end;
   }
   if (passed) {
@@ -98,17 +99,17 @@ void GroupPlaces::add_passed(const NodeId* nodes, std::int64_t count) noexcept {
     ring::insert_before(passed_.data(), n, nodes[i - 1]);
     // Prefixes below it are longer, and nodes before it have a boundary that is nearer.
     const std::int64_t end = (unit(n) + 1) * nodes_.block_size;
-    if (any_reads(end, unit(n))) near(n) = end;
+    if (any_keeps(end, unit(n))) near(n) = end;
   }
 }
 
-// The nearest boundary from this node down, if a query there reads the node's unit.
+// The nearest boundary from this node down, if it keeps the node's unit.
 inline std::int64_t GroupPlaces::computed_near(NodeId n) const {
   std::int64_t least = is_boundary(n) ? length(n) : kNever;  // what is below is longer
   for (NodeId child = least == kNever ? nodes_[n].first_child : kNoNode; child >= 0;
        child = nodes_[child].next_sibling)
     least = std::min(least, near(child));
-  return least != kNever && any_reads(least, unit(n)) ? least : kNever;
+  return least != kNever && any_keeps(least, unit(n)) ? least : kNever;
 }
 
 void GroupPlaces::set_passed(NodeId n) noexcept {
@@ -288,7 +289,7 @@ bool GroupPlaces::frees_something(NodeId n) const {
       continue;
     }
     if (!group(g).is_cached()) continue;
-    const std::int64_t first = first_unit(g, length(n));
+    const std::int64_t first = first_unit(g, continued_at(length(n)));
     for (NodeId a = n; a >= 0 && unit(a) >= first; a = nodes_[a].parent)
       if (is_idle(cached(g, a))) return true;
   }
@@ -624,7 +625,9 @@ std::vector<std::string> GroupPlaces::violations() const {
       const NodeId m = cached(g, n);
       num_found += m >= 0;
       if (m < 0) {
-        expect(!is_needed(g, n) || (group(g).recurrent() && !is_boundary(n)),
+        const bool lacks =
+            is_needed(g, n) && (!group(g).is_attention() || reads(g, near(n), unit(n)));
+        expect(!lacks,
                name + " has no part in group " + std::to_string(g) + ", and a boundary needs it");
         continue;
       }

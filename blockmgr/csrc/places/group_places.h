@@ -20,6 +20,11 @@
 // begin with its path, the query at an earlier place reads nothing else. So eviction shortens the
 // path from its end.
 //
+// With a margin, prompts continue so many tokens before a boundary that they find. So a boundary
+// keeps what the queries from there on read, as long as it is cached; and the end of an earlier
+// turn is passed, although the next prompt continued before it. States have no margin: stops come
+// earlier.
+//
 // With states, a sequence leaves three boundaries: the one from which it continued, the end of its
 // last whole block, and its own end, a tail behind that block. Their states take blocks that could
 // hold a part of another path instead. Of the last two, the one that is expected to serve fewer
@@ -28,8 +33,8 @@
 // prompt_end_stop it leaves a fourth, near the end of its prompt, which is passed from the first.
 //
 // For each node, `near` is the length of the shortest prefix that ends at a boundary at or below
-// the node, as long as the next query there reads the node's unit in some group of attention.
-// Longer prefixes read later units, so this one tells which parts of the node are needed.
+// the node, as long as that boundary keeps the node's unit in some group of attention.
+// Longer prefixes keep later units, so this one tells which parts of the node are needed.
 #pragma once
 
 #include <cstdint>
@@ -90,7 +95,7 @@ class GroupPlaces {
  public:
   // groups: all but the one of full attention whose blocks are the nodes' own.
   GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vector<Group> groups,
-              int num_partitions);
+              int num_partitions, std::int64_t margin);
 
   int num_groups() const { return num_groups_; }
   // Whether a sequence can begin after so many tokens: every ring is right there if it is empty, or
@@ -126,6 +131,17 @@ class GroupPlaces {
   }
   bool reads(int g, std::int64_t length, std::int64_t unit) const {
     return reads(group(g), length, unit);
+  }
+  // Whether the boundary after so many tokens keeps this unit. Attention only.
+  bool keeps(const Group& group, std::int64_t length, std::int64_t unit) const {
+    const std::int64_t start = unit * nodes_.block_size;
+    return group.first_read(continued_at(length)) < start + group.end &&
+           start + group.begin < length;
+  }
+  // How many tokens before a boundary prompts continue that find it; and where that is.
+  std::int64_t margin() const { return margin_; }
+  std::int64_t continued_at(std::int64_t length) const {
+    return length - std::min(margin_, length);
   }
 
   // The part that a node has in a group; kNoNode: none.
@@ -269,12 +285,12 @@ class GroupPlaces {
   // Whether the node's part stays when its use ends.
   bool is_needed(int g, NodeId n) const {
     if (group(g).is_attention()) [[likely]]
-      return is_read(group(g), n, unit(n));
+      return is_kept(group(g), n, unit(n));
     return group(g).recurrent() && is_boundary(n);
   }
-  // Whether a boundary reads a node, which is this unit of its path, in a group of attention.
-  bool is_read(const Group& group, NodeId n, std::int64_t unit) const {
-    return near(n) != kNever && reads(group, near(n), unit);
+  // Whether a boundary keeps a node, which is this unit of its path, in a group of attention.
+  bool is_kept(const Group& group, NodeId n, std::int64_t unit) const {
+    return near(n) != kNever && keeps(group, near(n), unit);
   }
 
   // Told by the pool, of nodes.
@@ -309,7 +325,7 @@ class GroupPlaces {
 
   NodeId& stored(int g, NodeId n) const { return parts_[nth(n) * nth(num_groups_) + nth(g)]; }
   std::int64_t& near(NodeId n) const { return near_[nth(n)]; }
-  bool any_reads(std::int64_t length, std::int64_t unit) const;
+  bool any_keeps(std::int64_t length, std::int64_t unit) const;
   std::int64_t computed_near(NodeId n) const;
   bool is_idle(NodeId part) const { return part >= 0 && nodes_.idle(part); }
   bool frees_something(NodeId n) const;
@@ -352,6 +368,7 @@ class GroupPlaces {
   std::int64_t ring_restart_ = 1;  // of all rings: the least common multiple
   std::int64_t restart_ = 1;       // the same, unless they are computed again
   std::int64_t replay_ = 0;
+  std::int64_t margin_;
   ContinuedEnds continued_ends_;
   int num_cached_ = 0;
   ZeroedArray<NodeId> parts_;  // by node, then group: the part, plus 1

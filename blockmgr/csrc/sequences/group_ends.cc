@@ -97,7 +97,7 @@ void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
       groups()->clear_passed(path[i]);
     } else if (may_start) {
       groups()->add_boundary(path[i]);
-      if (end == stops[GroupRow::kLast]) pass_earlier(s);
+      if (end == stops[GroupRow::kLast]) pass_earlier(s, i);
     }
     // Others continue here, too, even if what they have behind it goes before the next one comes.
     if (!num_states() && end == stops[GroupRow::kDiverges]) groups()->note_diverged(path[i]);
@@ -105,9 +105,10 @@ void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
   if (passed < s.num_chained) groups()->add_passed(path + passed, s.num_chained - passed);
 }
 
-// Of the boundary from which it has continued, and those before it.
-void GroupEnds::pass_earlier(const Sequence& s) noexcept {
-  const std::int64_t found = s.num_cached / config().block_size;
+// Of the boundary from which it has continued, and those before it: among so many leading units.
+void GroupEnds::pass_earlier(const Sequence& s, std::int64_t most) noexcept {
+  if (!s.num_cached) return;
+  const std::int64_t found = std::min(most, block_size().whole(s.num_cached + groups()->margin()));
   groups()->pass_earlier(use<GroupTables>().path(s, 0, found), found);
 }
 

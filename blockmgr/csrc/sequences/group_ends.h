@@ -46,7 +46,7 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   std::int64_t cached_since(const Sequence& s, int g, std::int64_t to) const;
   bool reads_cached(NodeId n, std::int64_t end) const;
   std::int64_t last_start_of(const Sequence& s) const;
-  void pass_earlier(const Sequence& s) noexcept;
+  void pass_earlier(const Sequence& s, std::int64_t most) noexcept;
   std::optional<GroupRow::Stop> takes_stop(Sequence& s) noexcept;
   bool keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept;
   void keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept;

@@ -208,7 +208,7 @@ void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
     const NodeId n = t[unit];
     const NodeId m = groups()->part(g, n);
     Uses& uses = nodes().uses(m);
-    if (keeps && uses == Uses{1, 0} && nodes()[m].keyed() && groups()->is_read(group, n, unit)) {
+    if (keeps && uses == Uses{1, 0} && nodes()[m].keyed() && groups()->is_kept(group, n, unit)) {
       uses = Uses();
       ++kept;
     } else {

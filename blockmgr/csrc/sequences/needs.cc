@@ -174,6 +174,7 @@ Stops Needs::stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::i
   const std::int64_t step = std::lcm(size, groups()->restart());
   const std::int64_t end_of_last = num_tokens - std::max<std::int64_t>(1, margin);
   const std::int64_t last = std::max<std::int64_t>(0, end_of_last) / step * step;
+  const std::int64_t from = num_computed + groups()->margin();
   const std::int64_t first = num_computed / size;
   const std::int64_t blocks = (num_tokens - 1) / size - first;
   const std::int64_t least = config().halfway_stop_tokens;
@@ -183,8 +184,7 @@ Stops Needs::stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::i
   const bool is_end = num_states() && prompt_end > num_computed && prompt_end != last &&
                       prompt_end != num_shared && prompt_end != halfway &&
                       can_stop_at(prompt_end) && can_start(prompt_end);
-  return {last > num_computed && last != num_shared ? last : 0,
-          num_shared > num_computed ? num_shared : 0,
+  return {last > num_computed && last != num_shared ? last : 0, num_shared > from ? num_shared : 0,
           halfway > num_computed && halfway != num_shared ? halfway : 0, is_end ? prompt_end : 0};
 }
 

@@ -46,7 +46,7 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
       full_slices_(nth(slices_of_full(config))),
       tables_(shown_tables.size() / full_slices_),
       groups_(std::make_unique<GroupPlaces>(nodes_, index_, pool_, config_.groups,
-                                            pool_.num_partitions())),
+                                            pool_.num_partitions(), config_.stop_margin)),
       group_rows_(sequences.size()) {
   for (Sequence& s : sequences) s.generation = first_generation;
   unused_rows.reserve(sequences.size());

@@ -24,31 +24,29 @@ NO_BLOCKS = np.zeros(0, np.int32)
 class Lookup:
     """Looks requests up, and changes nothing.
 
+    With a draft head, which computes each token's K/V from the token after it, a request finds one
+    token less than is cached, or one block less if only whole blocks are looked for.
+
     As in vLLM, tokens that are found and computed again for some windows count as found.
 
     Args:
         manager: The manager.
         prompts: The converted tokens of waiting requests.
         least: The fewest tokens to reuse from a part of a block; 0 for never.
-        use_eagle: Whether a draft head computes each token's K/V from the token after it. A request
-            then finds one token less than is cached, or one block less if only whole blocks are
-            looked for.
 
     Attributes:
         whole_only: Requests that found no room for the copy of a part of a block.
         stops: The last request looked up, and where its forwards should end.
     """
 
-    def __init__(
-        self, manager: BlockManager, prompts: Prompts, *, least: int, use_eagle: bool
-    ) -> None:
+    def __init__(self, manager: BlockManager, prompts: Prompts, *, least: int) -> None:
         config = manager.config
         self._manager = manager
         self._prompts = prompts
         self._block_size = config.block_size
         self._least = config.min_partial_tokens
         self._least_copied = least or config.block_size
-        self._behind = (1 if self._least else config.block_size) if use_eagle else 0
+        self._behind = config.stop_margin_tokens
         # Slots for all of a long prompt would be that many blocks of a window.
         self._num_slots = 1 if config.groups else None
         self._replay = max(map(replay_of, config.groups), default=0)
@@ -65,10 +63,11 @@ class Lookup:
         """
         prompt, partly = self._prompts.of(request), request.request_id not in self.whole_only
         found = self._find(prompt, len(prompt) - 1)
-        if limit is not None and limit < found.num_cached_tokens:
+        is_cut = limit is not None and limit < found.num_cached_tokens
+        if limit is not None and is_cut:
             found = self._find(prompt, limit - limit % self._block_size)
             partly = partly and not self._behind
-        if self._behind and found.num_cached_tokens and not self._goes_on(found):
+        if self._behind and found.num_cached_tokens and not self._goes_on(found, is_cut):
             found = self._find(prompt, found.num_cached_tokens - self._behind)
         partial = found.num_partial_tokens
         if partial and not (partly and partial >= self._least_copied):
@@ -76,14 +75,15 @@ class Lookup:
         self.stops = request.request_id, found.stops
         return found
 
-    def _goes_on(self, found: Match) -> bool:
+    def _goes_on(self, found: Match, is_cut: bool) -> bool:
         """Whether the tokens after the hit are cached, too.
 
-        A state cannot go back to an earlier token, so the hit is where it was kept, which may be
-        before the end of what is cached.
+        A state cannot go back to an earlier token, and a window may be kept at an earlier one only,
+        so the hit may be before the end of what is cached. As in vLLM, a limit counts as the end,
+        unless there are states.
         """
         behind = found.num_shared_tokens - found.num_cached_tokens
-        return self._has_states and behind >= self._behind
+        return behind >= self._behind and (self._has_states or not is_cut)
 
     def _find(self, prompt: Prompt, most: int) -> Match:
         """The best match of at most this many tokens."""

@@ -126,7 +126,7 @@ class KVCacheManager:
         self._copies: list[KVCacheBlockCopy] | None = None  # of a step whose planning has ended
         self.prompts = Prompts(self.block_size, options.retention)
         least = options.min_partial_tokens or 0
-        self._lookup = Lookup(self.manager, self.prompts, least=least, use_eagle=self.use_eagle)
+        self._lookup = Lookup(self.manager, self.prompts, least=least)
         self._fits = Fits(self.manager, self.layers, self._lookup)
         self._tables = Tables(self.manager, self.layers)
         self.commits = self._new_commits()
@@ -151,11 +151,10 @@ class KVCacheManager:
             caching = {"groups": groups}
         if is_bare(groups):
             caching["num_nodes"] = num_nodes(self.layers, num_blocks - 1, max_blocks_per_seq)
-        if self.use_eagle and self.options.min_partial_tokens:
-            caching["min_partial_tokens"] = 1  # whether the token after a block is cached, too
-        if self.use_eagle and any(each.has_states for each in self.layers):
-            behind = 1 if self.options.min_partial_tokens else self.block_size
-            caching["stop_margin_tokens"] = behind
+        if self.use_eagle:
+            # With parts of blocks, it is known whether the token after a block is cached, too.
+            least = min(1, self.options.min_partial_tokens or 0)
+            caching |= {"min_partial_tokens": least, "stop_margin_tokens": least or self.block_size}
         config = self.options.config(
             num_blocks=num_blocks,
             block_size=self.block_size,

@@ -30,6 +30,7 @@ LAYERS = {
 CONNECTORS = {
     "SimpleCPUOffloadConnector": "finds blocks by vLLM's hashes",
     "MooncakeStoreConnector": "finds blocks by vLLM's hashes",
+    "UMBPStoreConnector": "finds blocks by vLLM's hashes",
     "HiSparseConnector": "takes blocks of its own",
 }
 # With recurrent states, these take a request's state from its last block, when it ends.
