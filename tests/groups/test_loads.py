@@ -77,6 +77,17 @@ def test_a_window_has_blocks_for_what_is_read_behind_a_load_alone() -> None:
     assert loading.serve([*range(26), 90]) == 24
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_load_is_in_memory_before_the_forward_of_its_step(layout: tuple[Kind, ...]) -> None:
+    loading = Loading(60, *layout, early_commit=True)
+    handle = loading.begin(list(range(30)), 24)
+    loading.finish(handle)
+    core = loading.manager.core
+    core.check_invariants()
+    assert core.sequence(handle).num_computed_tokens == 24
+    core.fork(handle)  # of what this step's forward has yet to write, there is none
+
+
 def test_an_admission_counts_what_a_load_saves() -> None:
     loading = Loading(12, FULL, SlidingWindow(5))
     core, tokens = loading.manager.core, list(range(30))

@@ -250,6 +250,23 @@ def test_attack_10_a_prompt_for_which_only_its_slots_have_room_waits() -> None:
                 world.manager.admit(prompt)
 
 
+def test_what_is_computed_again_decides_whether_a_prompt_ever_fits() -> None:
+    """A hit of 16 tokens with a replay of 8: 12 blocks, and 8 of the window before any is free."""
+    window = kinds.SlidingWindow(2, cached=False, replay=8)
+    for num_blocks, answer in ((19, Admission.NEVER), (20, Admission.NOW)):
+        world = World(num_blocks, 2, FULL, window)
+        world.serve(PROMPT[:8], 8)
+        handle = world.manager.admit(PROMPT[:17], num_slots=8)
+        world.compute(handle, 8)
+        world.manager.reserve(handle, 17)
+        world.compute(handle, 17)
+        world.manager.free(handle)
+        prompt = [*PROMPT[:16], *range(90, 98)]
+        assert world.manager.match(prompt[:17]) == 8
+        assert world.manager.can_admit(prompt) is answer
+        assert world.manager.can_admit(prompt, num_slots=18) is Admission.NOW
+
+
 def test_uncached_windows_count_in_what_a_prompt_needs_and_in_quotas() -> None:
     world = World(20, 4, FULL, WINDOW, quotas={b"tenant": 7})
     assert world.manager.can_admit([1] * 16, namespace=b"tenant") is Admission.NEVER
@@ -373,6 +390,15 @@ def test_decode_counts_the_replay_as_computed() -> None:
     manager = served(strict_decode=True)
     handle = manager.admit(PROMPT[:22])
     manager.commit(handle, 21)
+    manager.decode([handle], [5])
+    assert manager.sequence(handle).num_computed_tokens == 22
+    manager.check_invariants()
+
+
+def test_decode_ends_a_replay_that_was_not_committed() -> None:
+    manager = served()
+    handle = manager.admit(PROMPT[:22])
+    assert manager.sequence(handle).num_computed_tokens == 15
     manager.decode([handle], [5])
     assert manager.sequence(handle).num_computed_tokens == 22
     manager.check_invariants()

@@ -8,7 +8,7 @@ continues in a copy, or takes over the end of a sequence that nobody else uses.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -37,6 +37,7 @@ class Terms:
     read_cache: bool = True
     most: int | None = None  # tokens taken from the cache
     due: int | None = None  # exactly so many
+    loaded: int = 0  # leading tokens that something else than a forward provides
 
 
 ASKED = {
@@ -46,6 +47,7 @@ ASKED = {
     "match": None,
     "max_cached_tokens": None,
     "watermark_blocks": None,
+    "num_loaded_tokens": None,
 }
 """Defaults of the arguments of an admission."""
 
@@ -65,6 +67,9 @@ class Plan:
         idle: Blocks that it shares or copies and that nobody uses: they are not available then.
         fresh_nodes: Likewise without full attention, of nodes.
         idle_nodes: Likewise.
+        loaded: Leading tokens that are loaded; windows have no blocks for what only these read.
+        left: Blocks of the unit in which the prompt continues that it does not take, because
+            nothing behind the load reads them.
     """
 
     cached: int
@@ -75,7 +80,10 @@ class Plan:
     idle: int = 0
     fresh_nodes: int = 0
     idle_nodes: int = 0
+    loaded: int = 0
+    left: list[Block] = field(default_factory=list)
 
+    first_query = property(lambda self: max(self.cached, self.loaded))
     needed = property(lambda self: self.fresh + self.idle)
 
     def acquired(self) -> list[Block]:
@@ -156,7 +164,9 @@ class ModelAdmission(ModelSteps):
             raise OutOfSequencesError(n, len(rows))
         return [self.generations[row] << 32 | row for row in rows[:n]]
 
-    def asked(self, tokens: Iterable[int], asked: Mapping[str, Any]) -> tuple[Seq, Terms]:
+    def asked(
+        self, tokens: Iterable[int], asked: Mapping[str, Any], num_slots: int | None = None
+    ) -> tuple[Seq, Terms]:
         """The prompt and the limits in the arguments of an admission."""
         values = {**ASKED, **asked}
         seq = self.prompt(tokens, values["namespace"], values["extras"])
@@ -171,7 +181,20 @@ class ModelAdmission(ModelSteps):
         due = None if match is None else match.num_cached_tokens
         due = due + self.replay if due else due
         watermark = self.watermark(self.share(seq.namespace), held_back)
-        return seq, Terms(watermark, values["read_cache"], most if due is None else due, due)
+        loaded = self.first_behind_load(seq, values["num_loaded_tokens"], num_slots)
+        most = most if due is None else due
+        return seq, Terms(watermark, values["read_cache"], most, due, loaded)
+
+    def first_behind_load(self, seq: Seq, num_loaded: object, num_slots: int | None) -> int:
+        """Where the first forward begins behind a load; a load brings no ring."""
+        length = len(seq.tokens)
+        most = min(length, num_slots or length)
+        end = min(length - 1, whole("num_loaded_tokens", num_loaded or 0, 0, most))
+        if len(self.kinds) == 1:
+            return 0  # full attention has all blocks anyway
+        if end and self.replay:
+            raise ValueError("num_loaded_tokens must be 0 with uncached windows")
+        return end - end % self.restart
 
     def checked_slots(self, seq: Seq, num_slots: int | None, terms: Terms) -> int:
         """The slots asked for; an error if the prompt can never have them."""
@@ -273,6 +296,8 @@ class ModelAdmission(ModelSteps):
         last = last if terms.most is None else min(last, terms.most)
         last = last if terms.read_cache else 0
         deep, whole_units = (self.deepest(seq, last, partial=p) for p in (True, False))
+        if terms.due is None and terms.loaded > (deep[0] if deep else 0):
+            deep, whole_units = None, self.before_load(seq, last, terms.loaded)
         for found in (deep, whole_units):
             if found is None or (found is deep and whole_units and deep[0] == whole_units[0]):
                 continue
@@ -284,20 +309,52 @@ class ModelAdmission(ModelSteps):
             ):
                 continue
             may_take_over = self.can_be_taken_over(plan, seq.prefix(length))
+            self.leave_to_load(plan, terms.loaded)
+            may_take_over &= not (self.recurrent() and length < terms.loaded)
             # Only the sequence that continues a tail needs it, unless prompts diverge there.
             is_end = length % self.size > 0 and seq.prefix(length) not in self.branches
             plan.taken_over = may_take_over and is_end
             yield self.priced(plan, seq, num_slots)
             if may_take_over and not plan.taken_over:
-                again = Plan(plan.cached, plan.shared, plan.copied, taken_over=True)
-                yield self.priced(again, seq, num_slots)
-        yield self.priced(self.nothing(), seq, num_slots)
+                yield self.priced(replace(plan, taken_over=True), seq, num_slots)
+        yield self.priced(replace(self.nothing(), loaded=terms.loaded), seq, num_slots)
+
+    def before_load(self, seq: Seq, last: int, loaded: int) -> tuple[int, Plan] | None:
+        """The leading units that need not be loaded: of these, every group has what is read."""
+        if self.identity is None:
+            return None
+        count = 0
+        while count < min(last, loaded - 1) // self.size:
+            prefix = seq.prefix((count + 1) * self.size)
+            reads = (g for g, kind in self.attention() if count >= self.first_unit(kind, loaded))
+            if any(self.find((group, prefix)) is None for group in {self.identity, *reads}):
+                break
+            count += 1
+        plan = self.nothing()
+        plan.cached = count * self.size
+        for group, kind in self.attention():
+            units = range(self.first_unit(kind, plan.cached), count)
+            blocks = (self.find((group, seq.prefix((unit + 1) * self.size))) for unit in units)
+            plan.shared[group] = list(blocks)  # type: ignore[arg-type]  # some are left below
+        return (plan.cached, plan) if count else None
+
+    def leave_to_load(self, plan: Plan, loaded: int) -> None:
+        """Leaves what no query behind the load reads, and states, which come with the load."""
+        plan.loaded = loaded
+        for group, kind in self.attention() if loaded > plan.cached else ():
+            first = self.first_unit(kind, plan.cached)
+            unread = self.first_unit(kind, loaded) - first
+            plan.shared[group] = plan.shared[group][max(0, unread) :]
+            if group in plan.copied and first + unread > plan.cached // self.size:
+                plan.left.append(plan.copied.pop(group))
+        for group in self.recurrent() if loaded > plan.cached else ():
+            plan.copied.pop(group, None)
 
     def priced(self, plan: Plan, seq: Seq, num_slots: int) -> Plan:
         units = self.units(max(num_slots, plan.cached))
         plan.fresh = len(self.singles())
         for group, kind in self.in_memory():
-            first = self.first_unit(kind, plan.cached)
+            first = self.first_unit(kind, plan.first_query)
             plan.fresh += max(0, units - first) - len(plan.shared[group])
         for _ in self.uncached():
             plan.fresh += units - self.start_of(plan.cached) // self.size
@@ -320,14 +377,15 @@ class ModelAdmission(ModelSteps):
         share = self.share(seq.namespace)
         room = self.available(share) - terms.watermark
         tried: list[Plan] = []
-        for plan in self.plans(seq, num_slots, terms):
-            if terms.due not in (None, plan.cached):
-                raise StaleMatchError(terms.due or 0, plan.cached)
+        plans = list(self.plans(seq, num_slots, terms))
+        due = [plan for plan in plans if terms.due in (None, plan.cached)]
+        if not due:
+            raise StaleMatchError(terms.due or 0, plans[0].cached)
+        for plan in due:
             if not self.may_fit(plan, num_slots, share):
                 continue
-            fits = (plan.needed == 0 or plan.needed <= room) and self.has_nodes_for(plan)
-            if fits or terms.due is not None:
-                return plan, fits
+            if (plan.needed == 0 or plan.needed <= room) and self.has_nodes_for(plan):
+                return plan, True
             tried.append(plan)
         return self.plan_in_vain(tried), False
 
@@ -338,7 +396,7 @@ class ModelAdmission(ModelSteps):
     def may_fit(self, plan: Plan, num_slots: int, share: bytes | None) -> bool:
         """Whether the plan fits into its share if no other sequence uses it."""
         units = self.units(max(num_slots, plan.cached))
-        first = [self.first_unit(kind, plan.cached) for _, kind in self.in_memory()]
+        first = [self.first_unit(kind, plan.first_query) for _, kind in self.in_memory()]
         first += [self.start_of(plan.cached) // self.size for _ in self.uncached()]
         return sum(units - unit for unit in first) + len(self.singles()) <= self.limit(share)
 
@@ -385,13 +443,15 @@ class ModelAdmission(ModelSteps):
                 table += [None] * (start // self.size)
                 table += [next(fresh) for _ in range(units - len(table))]
                 continue
-            table += [None] * self.first_unit(kind, plan.cached)
+            table += [None] * self.first_unit(kind, plan.first_query)
             table += plan.shared[group]
             if own := self.going_on(group, plan, fresh):
                 table.append(own)
             table += self.more(group, units - len(table), fresh)
         seq.computed = seq.cached = plan.cached
-        seq.since = seq.farthest = seq.replayed = seq.begun = start
+        seq.replayed = seq.begun = start
+        seq.since = seq.farthest = max(start, plan.loaded)
+        seq.loads = plan.loaded if plan.loaded > plan.cached else 0
         seq.again = (start, plan.cached) if self.replay else (0, 0)
         seq.promoted = plan.cached // self.size
         seq.stands, seq.moves, seq.preempted, seq.slot = True, 0, False, 0

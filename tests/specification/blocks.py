@@ -138,6 +138,7 @@ class Seq:
     again: tuple[int, int] = (0, 0)  # computed again, for uncached groups alone: see ``computed``
     replayed: int = 0  # up to here, they are
     begun: int = 0  # of those, what was not committed early in this step
+    loads: int = 0  # so many leading tokens are being loaded; 0: none, or they are committed
 
     row = property(lambda self: self.handle & 0xFFFFFFFF)
     num_tokens = property(lambda self: len(self.tokens))

@@ -278,7 +278,8 @@ class ModelBoundaries(ModelResuming):
 
     def hold_found(self, plan: Plan) -> None:
         if plan.cached % self.size:
-            self.bring_forward(plan.copied[group] for group, _ in self.attention())
+            within = (plan.copied.get(group) for group, _ in self.attention())
+            self.bring_forward([*filter(None, within), *plan.left])
         super().hold_found(plan)
 
     def enter(self, seq: Seq) -> None:

@@ -217,6 +217,10 @@ class ModelForgetting(ModelAdmission):
         if self.promises(seq):
             raise StepError(f"sequence {seq.handle} has tokens committed early in this step")
 
+    def check_not_loading(self, seq: Seq) -> None:
+        if seq.loads:
+            raise StepError(f"sequence {seq.handle} is being loaded")
+
     def check_no_open_ticket(self) -> None:
         if self.early and self.taken is not None:  # it could be about this forward or the next one
             raise StepError(f"ticket {self.last_ticket} is open: this step's forward is fixed")

@@ -241,7 +241,7 @@ class ModelKeeping(ModelForgetting):
         end = self.last_end(seq)
         prefix = seq.prefix(end)
         unit, rest = divmod(end, self.size)
-        if not end or (self.recurrent() and not seq.stands):
+        if not end or seq.loads or (self.recurrent() and not seq.stands):
             return False
         if seq.outdated or seq.promoted < unit or not self.config.prefix_caching:
             return False

@@ -61,7 +61,7 @@ class Specification(ModelKeeping):
     def can_admit(
         self, tokens: Iterable[int], *, num_slots: int | None = None, **asked: Any
     ) -> Admission:
-        seq, terms = self.asked(tokens, asked)
+        seq, terms = self.asked(tokens, asked, num_slots)
         try:
             slots = self.checked_slots(seq, num_slots, terms)
             self.new_rows(1)
@@ -74,7 +74,7 @@ class Specification(ModelKeeping):
 
     def admit(self, tokens: Iterable[int], *, num_slots: int | None = None, **asked: Any) -> int:
         """Shares the longest prefix that is cached, and takes blocks for the rest."""
-        seq, terms = self.asked(tokens, asked)
+        seq, terms = self.asked(tokens, asked, num_slots)
         slots = self.checked_slots(seq, num_slots, terms)
         [seq.handle] = self.new_rows(1)
         with self.call():
@@ -124,6 +124,7 @@ class Specification(ModelKeeping):
 
     def check_written(self, seq: Seq, *, commits: bool = False) -> None:
         """Checks that the tokens of a copy are written before the forward of this step."""
+        self.check_not_loading(seq)
         if self.singles() and not (self.confirms(seq) if commits else seq.stands):
             raise StepError("the copy lacks what a forward wrote, and a state cannot go back")
         start = len(seq.tokens) // self.size * self.size
@@ -233,7 +234,8 @@ class Specification(ModelKeeping):
         seq = self.running(handle)
         self.check_no_open_ticket()
         high = min(len(seq.tokens), self.num_slots(seq))
-        n = whole("num_computed_tokens", num_computed_tokens, seq.num_computed_tokens, high)
+        least = max(seq.loads, seq.num_computed_tokens)
+        n = whole("num_computed_tokens", num_computed_tokens, least, high)
         with self.call():
             seq.replayed = min(n, seq.again[1])
             if not self.early:
@@ -242,7 +244,10 @@ class Specification(ModelKeeping):
                 if not self.promises(seq) and self.confirms(seq):
                     seq.stands, seq.moves = True, 0
                 return
-            seq.computed = n
+            if seq.loads:  # it is in memory, and the forward of this step begins behind it
+                seq.written = seq.loads if seq.written == seq.computed else seq.written
+                seq.settled = seq.loads
+            seq.computed, seq.loads = n, 0
             if not self.early:
                 seq.settled = seq.written = n
             self.follow(seq)
@@ -256,6 +261,8 @@ class Specification(ModelKeeping):
     def cache_state(self, handle: int) -> bool:
         """Caches the state at the end of a unit in free blocks; the boundary is only passed."""
         seq = self.running(handle)
+        if self.recurrent():
+            self.check_not_loading(seq)
         if self.recurrent() and not seq.stands:
             raise StepError(f"sequence {handle} has a state at an unknown position")
         at_end = seq.computed == seq.settled and seq.computed % self.size == 0
@@ -284,6 +291,7 @@ class Specification(ModelKeeping):
                 raise ValueError(f"handles must be distinct, got {handle} twice")
             if self.num_slots(seq) < seq.num_tokens:
                 raise SequenceStateError(f"sequence {handle} has tokens without slots")
+            self.check_not_loading(seq)
             self.check_not_promised(seq)
             self.check_growth(seq, seq.num_tokens + 1)
             shared = self.shared_at(seq, moving)
@@ -343,6 +351,7 @@ class Specification(ModelKeeping):
 
     def check_parent(self, parent: Seq) -> None:
         self.check_not_promised(parent)
+        self.check_not_loading(parent)
         if self.singles() and not parent.stands:
             raise StepError(f"sequence {parent.handle} has a state or ring at an unknown position")
 
@@ -402,7 +411,7 @@ class Specification(ModelKeeping):
         child.slot = 0 if fresh else parent.slot
         child.since, child.farthest = parent.since, parent.farthest
         child.again, child.replayed = parent.again, parent.replayed
-        child.begun = parent.begun
+        child.begun, child.loads = parent.begun, parent.loads
         child.stops, child.named = set(parent.stops), set(parent.named)
         child.diverges, child.last = parent.diverges, parent.last
         child.retained_end, child.prompt_end = parent.retained_end, parent.prompt_end
@@ -429,6 +438,7 @@ class Specification(ModelKeeping):
         """Reduces the computed length to a position where every group can continue (rule 12)."""
         seq = self.running(handle)
         n = whole("num_tokens", num_tokens, 1, len(seq.tokens))
+        self.check_not_loading(seq)
         if n < seq.computed:
             self.check_not_promised(seq)
         with self.call():
@@ -471,7 +481,7 @@ class Specification(ModelKeeping):
             self.settle()  # its end gets the requested level
             seq.retained, seq.retained_end, seq.last = {}, 0, 0
             seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
-            seq.again, seq.replayed, seq.begun = (0, 0), 0, 0
+            seq.again, seq.replayed, seq.begun, seq.loads = (0, 0), 0, 0, 0
             seq.prompt_end = max({seq.prompt_end} & seq.stops, default=0)
             seq.stops, seq.named = set(), set()
             seq.preempted, seq.outdated = True, False

@@ -92,7 +92,8 @@ class ModelSteps(ModelBlocks):
         self.moved = [
             seq
             for seq in self.seqs.values()
-            if not seq.preempted and seq.begins < min(len(seq.tokens), self.num_slots(seq))
+            if not (seq.preempted or seq.loads)
+            and seq.begins < min(len(seq.tokens), self.num_slots(seq))
         ]
         for seq in self.moved:
             seq.stands, seq.moves = False, seq.moves + 1

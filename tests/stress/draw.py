@@ -82,6 +82,8 @@ class Draw:
             limits["max_cached_tokens"] = rng.randint(0, length)
         if rng.random() < 0.1:
             limits["watermark_blocks"] = rng.randint(0, 3)
+        if self.profile.loads and rng.random() < 0.6:
+            limits["num_loaded_tokens"] = rng.randint(0, length)
         return limits
 
     def next_turn(self) -> Record:

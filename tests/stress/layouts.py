@@ -10,6 +10,7 @@ So the two are compared until then; the invariants and the memory are checked to
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,7 +151,7 @@ class LayoutWorld(World):
         return max(start, int(most))
 
     def work_of(self, entry: Entry, view: Any) -> Work | None:
-        if not entry.running:
+        if not entry.running or entry.loads:
             return None
         tables, start = self.tables_of(entry.handle), self.first_to_write(entry)
         if tables != entry.tables:
@@ -274,6 +275,8 @@ class LayoutWorld(World):
 
     def written_until(self, entry: Entry) -> int:
         """The tokens that a forward has written; -1 while one that writes more is launched."""
+        if entry.loads:
+            return -1
         if self.early:
             return entry.start
         return entry.ran if entry.ran == entry.left_off else -1
@@ -286,6 +289,9 @@ class LayoutWorld(World):
     def commit(self, entry: Entry, num_computed_tokens: int) -> None:
         """Says where the last forward ended, or something that must be refused."""
         view, n = self.manager.sequence(entry.handle), num_computed_tokens
+        if entry.loads:
+            self.finish_load(entry, n)
+            return
         if entry.running and not self.early:
             if self.written_until(entry) < 0:
                 return
@@ -331,11 +337,45 @@ class LayoutWorld(World):
         session: bytes = b"",
         **limits: int | None,
     ) -> Entry | None:
-        if not self.is_specified:
-            key: dict[str, Any] = {"by_match": by_match, "session": session, **limits}
-            return super().admit(tokens, namespace, extras, num_slots, read_cache, **key)
         slots = num_slots and min(num_slots, len(tokens))
-        return super().admit(tokens, namespace, None, slots)
+        key: dict[str, Any] = {"by_match": by_match, "session": session, **limits}
+        num_loaded = min(limits.get("num_loaded_tokens") or 0, slots or len(tokens))
+        if self.is_specified:
+            key, extras, read_cache, num_slots = {}, None, True, slots
+            key |= {"by_match": by_match} if num_loaded else {}
+        key |= {"num_loaded_tokens": num_loaded} if num_loaded else {}
+        entry = super().admit(tokens, namespace, extras, num_slots, read_cache, **key)
+        if entry is not None:
+            rings = (kind.restart for kind in self.kinds if isinstance(kind, Ring))
+            behind = min(num_loaded, len(tokens) - 1)
+            behind -= behind % math.lcm(*rings)
+            entry.loads = behind if behind > entry.start else 0
+        return entry
+
+    def finish_load(self, entry: Entry, num_computed_tokens: int) -> None:
+        """A commit of what is loaded; one of less is refused."""
+        if num_computed_tokens < entry.loads:
+            self.declare(entry, num_computed_tokens)
+            return
+        work = Work.on_tables(
+            f"the load of {entry.handle}",
+            entry.prefixes[: entry.loads],
+            entry.start,
+            entry.tables,
+            kinds=self.kinds,
+            block_size=self.size,
+        )
+        self.device.load(work)
+        self.declare(entry, entry.loads)
+        if self.manager.sequence(entry.handle).num_computed_tokens == entry.loads:
+            entry.start = entry.left_off = entry.ran = entry.loads
+            self.take_slot(entry, 0, entry.loads)
+            entry.loads = 0
+
+    def preempt(self, entry: Entry, *, withdraw: bool = False) -> None:
+        super().preempt(entry, withdraw=withdraw)
+        if not entry.running:
+            entry.loads = 0
 
     def match(
         self,

@@ -66,6 +66,7 @@ class Entry:
     slot: int = 0  # with drafts: the one in which the last launched forward leaves the state
     slot_at: int = 0  # and after how many tokens
     placed: int = 0  # with drafts: the one that the manager was told last
+    loads: int = 0  # so many leading tokens are being loaded; 0: none
     tables: Any = ()  # with groups: those after the last call on it
     handed: Any = field(default_factory=lambda: np.zeros(0, np.int64))
     running: bool = True

@@ -144,6 +144,7 @@ class Step:
     plan: Any = None  # as the manager gave it
     zeroed: Sequence[int] = ()  # blocks that begin empty
     emptied: Sequence[int] = ()  # the same, after the copies
+    load: Work | None = None  # it is no forward: something else writes this
 
 
 class Device:
@@ -174,6 +175,10 @@ class Device:
         self.queue.append(step)
         return step
 
+    def load(self, work: Work) -> None:
+        """Queues the writes of something else than a forward."""
+        self.queue.append(Step(-1, [], load=work))
+
     def cancel(self, step: Step) -> None:
         """The launch failed."""
         self.queue.remove(step)
@@ -189,6 +194,8 @@ class Device:
 
     def forward(self, step: Step) -> None:
         """Runs the copies, then, group by group, all writes and then all reads."""
+        if step.load is not None:
+            self._load(step.load)
         for block in step.zeroed:
             self.cells[block * self.stride : (block + 1) * self.stride] = 0
         self._copy(step)
@@ -209,6 +216,17 @@ class Device:
             for work in step.work:
                 first = kind.first_read(work.first.get(group, work.start))
                 self._read(group, work, max(first, work.low.get(group, 0)))
+
+    def _load(self, work: Work) -> None:
+        """Writes what a group has blocks for, and the state at the end; a load brings no ring."""
+        for group, kind in enumerate(self.kinds):
+            if isinstance(kind, RecurrentState):
+                marks = np.arange(1, self.block_size + 1) << 20
+                self.cells[work.slots[group]] = self._names(group, work)[-1] ^ marks
+            elif not isinstance(kind, Ring):
+                slots, names = self._written(group, work)
+                there = slots >= self.first_slot
+                self.cells[slots[there]] = names[there]
 
     def _copy(self, step: Step) -> None:
         """Copies word by word in random order, because any order must be right for a plan."""

@@ -87,6 +87,7 @@ class Profile:
         replays: Likewise windows that are computed again instead of cached.
         drafts: The same with slots for drafts.
         bare: The same without full attention.
+        loads: Likewise with prompts whose first tokens something else than a forward provides.
         samples: Whether they are compared with the specification, too, and fork much.
         sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
             manager until it has them.
@@ -106,6 +107,7 @@ class Profile:
     replays: bool = False
     drafts: bool = False
     bare: bool = False
+    loads: bool = False
     samples: bool = False
     sizes_by_group: bool = False
     sessions: bool = False
@@ -186,6 +188,9 @@ PROFILES = {
     "replays": of_groups(rings=True, replays=True, weights={**DEEP, "turn": 6}),
     "drafts": of_groups(drafts=True, weights={**DEEP, "append": 24}),
     "bare": of_groups(bare=True, weights=DEEP),
+    "loads": of_groups(loads=True, weights={**DEEP, "admit": 24, "free": 14}),
+    "loads_with_rings": of_groups(rings=True, loads=True, weights={**DEEP, "admit": 24}),
+    "bare_loads": of_groups(bare=True, loads=True, samples=True, weights={**DEEP, "admit": 24}),
     "bare_samples": of_groups(bare=True, samples=True, weights=SAMPLES),
     "families": Profile(blocks=(3, 24), quotas=True, together=True, weights=FAMILIES),
     "families_in_groups": Profile(
@@ -209,6 +214,7 @@ OF_THE_MANAGER = tuple(
         or each.rings
         or each.drafts
         or each.bare
+        or each.loads
         or each.resized
     )
 )
