@@ -79,7 +79,8 @@ def test_a_window_has_blocks_for_what_is_read_behind_a_load_alone() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_load_is_in_memory_before_the_forward_of_its_step(layout: tuple[Kind, ...]) -> None:
-    loading = Loading(60, *layout, early_commit=True)
+    loading = Loading(60, *layout)
+    loading.manager.early = True
     handle = loading.begin(list(range(30)), 24)
     loading.finish(handle)
     core = loading.manager.core

@@ -29,7 +29,8 @@ class ModelBoundaries(ModelResuming):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.halfway_stop_tokens = self.config.halfway_stop_tokens
-        self.stop_margin_tokens = self.config.stop_margin_tokens if self.recurrent() else 0
+        margin = self.config.stop_margin_tokens
+        self.stop_margin_tokens, self.hit_margin = (margin, 0) if self.recurrent() else (0, margin)
         self.stamps: dict[Prefix, int] = {}
         """The boundaries, and when each was last used."""
 
@@ -51,6 +52,7 @@ class ModelBoundaries(ModelResuming):
         """The levels of units that callers want kept longer, or less long; 0 for all others."""
 
         self.known_needs: dict[Prefix, list[Content]] = {}
+        self.known_keeps: dict[Prefix, list[Content]] = {}
 
     # ---- what a boundary needs ----------------------------------------------------------
 
@@ -60,11 +62,21 @@ class ModelBoundaries(ModelResuming):
             self.known_needs[prefix] = self.needs_of(prefix)
         return self.known_needs[prefix]
 
-    def needs_of(self, prefix: Prefix) -> list[Content]:
+    def keeps(self, prefix: Prefix) -> list[Content]:
+        """What it keeps of that, and what a hit reads that continues a margin before it."""
+        if not self.hit_margin:
+            return self.needs(prefix)
+        if prefix not in self.known_keeps:
+            first = max(0, len(prefix[1]) - self.hit_margin)
+            self.known_keeps[prefix] = self.needs_of(prefix, first)
+        return self.known_keeps[prefix]
+
+    def needs_of(self, prefix: Prefix, first: int | None = None) -> list[Content]:
         length = len(prefix[1])
+        first = length if first is None else first
         found: list[Content] = []
         for group, kind in self.attention():
-            units = range(self.first_unit(kind, length), self.units(length))
+            units = range(self.first_unit(kind, first), self.units(length))
             ends = (min((unit + 1) * self.size, length) for unit in units)
             found += [(group, cut(prefix, end)) for end in ends]
         return found + [(group, prefix) for group in self.recurrent() if length]
@@ -93,7 +105,7 @@ class ModelBoundaries(ModelResuming):
 
     def useless(self) -> list[Block]:
         """The idle blocks that no boundary needs."""
-        needed = {content for prefix in self.stamps for content in self.needs(prefix)}
+        needed = {content for prefix in self.stamps for content in self.keeps(prefix)}
         return [block for block in self.idle_blocks() if block.content not in needed]
 
     def let_go(self, blocks: list[Block]) -> None:
@@ -128,7 +140,7 @@ class ModelBoundaries(ModelResuming):
     def candidates(self, share: bytes | None) -> list[Prefix]:
         """The boundaries that keep a block which nobody uses."""
         idle = {block.content for block in self.idle_of(share)}
-        return [p for p in self.stamps if idle.intersection(self.needs(p))]
+        return [p for p in self.stamps if idle.intersection(self.keeps(p))]
 
     def runs_along(self, boundary: Prefix) -> bool:
         """Whether a running sequence has this prefix computed."""
@@ -219,14 +231,15 @@ class ModelBoundaries(ModelResuming):
             if passes:
                 self.pass_by(prefix)
             elif several and len(prefix[1]) == seq.last:
-                self.pass_earlier(seq)
+                self.pass_earlier(seq, len(prefix[1]) - self.size)
         if several and not passes and len(prefix[1]) == seq.diverges and prefix in self.stamps:
             self.continued.add(prefix)
             self.shared.add(prefix)
 
-    def pass_earlier(self, seq: Seq) -> None:
+    def pass_earlier(self, seq: Seq, most: int) -> None:
         """Passes the ends of earlier turns: the next turn continues from the end of this one."""
-        for end in range(seq.cached // self.size * self.size, 0, -self.size):
+        found = min(most, seq.cached + self.hit_margin) if seq.cached else 0
+        for end in range(found // self.size * self.size, 0, -self.size):
             earlier = seq.prefix(end)
             if earlier in self.passed and earlier in self.continued:
                 return  # an earlier turn passed those before it
@@ -270,6 +283,9 @@ class ModelBoundaries(ModelResuming):
 
     def expect_stops(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         stops = self.stops_of(seq, terms) | self.halfway(seq, plan.cached)
+        if self.hit_margin and seq.diverges <= plan.cached + self.hit_margin:
+            stops.discard(seq.diverges)
+            seq.diverges = 0
         seq.prompt_end = self.prompt_end(seq, stops, plan.cached)
         stops = {stop for stop in {*stops, seq.prompt_end} if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)

@@ -193,7 +193,8 @@ class ModelParts(ModelBoundaries):
         """Whether rings are right there when they begin empty, or are computed again (G17, G19)."""
         return length == 0 or (length % self.restart == 0 and length > self.replay)
 
-    def needs_of(self, prefix: Prefix) -> list[Content]:
+    def needs_of(self, prefix: Prefix, first: int | None = None) -> list[Content]:
+        assert first is None, "of a margin, it has none"
         length = len(prefix[1])
         found: list[Content] = []
         for group, _ in self.cached():
