@@ -112,6 +112,16 @@ def test_a_ring_is_computed_again_where_there_is_a_replay() -> None:
     assert len(world.manager.tables(handle)[2]) == 1
 
 
+def test_a_launched_replay_moves_a_ring_even_if_there_are_slots_for_no_more() -> None:
+    world = World(40, 4, FULL, WINDOW, kinds.Ring(8, restart=4), min_partial_tokens=1)
+    world.serve(PROMPT)
+    handle = world.manager.admit([*PROMPT[:16], 91, 92, 93], num_slots=16)
+    assert hit_of(world, handle) == (11, 5)
+    world.forward(handle, 14)
+    with pytest.raises(StepError, match="ring"):
+        world.manager.fork(handle)
+
+
 def test_the_groups_of_deepseek_v4_1() -> None:
     manager = BlockManager(64, 256, groups=FLASH, null_block=True, min_partial_tokens=1)
     prompt = np.arange(1_000, dtype=np.int64)

@@ -622,7 +622,7 @@ class ModelBoundaries(ModelResuming):
             found.append("a copy reads what another one writes")
         needed = {c for prefix in self.stamps for c in self.needs(prefix)}
         found += [f"{content} is needed and gone" for content in needed if not self.find(content)]
-        found += [f"{b} is of no use" for b in self.idle_blocks() if b.content not in needed]
+        found += [f"{block} is of no use" for block in self.useless()]
         contents = [b.content for b in self.live if b.content is not None]
         if len(contents) != len(set(contents)):
             found.append("two blocks are findable by one content")
