@@ -21,6 +21,7 @@ from blockmgr import (
     errors,
 )
 from blockmgr.blocks import Admission, retention_of
+from blockmgr.common_calls import CommonCalls
 from blockmgr.groups import is_single
 from tests.library.face import statuses, struct, text_of
 
@@ -496,6 +497,6 @@ def _twice(name: str) -> Any:
     return method
 
 
-for _name in vars(InC).keys() & vars(BlockManager).keys():
+for _name in vars(InC).keys() & (vars(BlockManager).keys() | vars(CommonCalls).keys()):
     if not _name.startswith("_"):
         setattr(Twin, _name, _twice(_name))
