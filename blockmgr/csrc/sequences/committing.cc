@@ -290,18 +290,15 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
       rows().group_row(s).begun = rows().group_row(s).replayed;
   }
   if (has_groups()) [[unlikely]] {
-    if (s.loads) [[unlikely]] {
-      const std::int64_t loaded = rows().group_row(s).num_loaded;
-      check_at_least("num_computed_tokens", num_computed, loaded);
-      // It is in memory, and the forward of this step begins behind it.
-      if (s.num_written == s.num_computed) s.num_written = loaded;
-      s.num_settled = loaded;
-    }
+    if (s.loads)
+      check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
     if (!replayed().empty() && use<GroupTables>().replay_to(s, num_computed)) return;
     use<Keeping>().reserve_keeps(1);
   }
   if (block_size().whole(num_computed) > s.num_chained) {
-    plan_promotion(s, num_computed, rows().written(s), plan);
+    const std::int64_t written =
+        s.loads ? use<GroupEnds>().written_with_load(s) : rows().written(s);
+    plan_promotion(s, num_computed, written, plan);
     reserve_remaps(plan);
   }
 

@@ -15,8 +15,19 @@ void GroupEnds::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
   stops = {last, diverges, halfway, end, 0};
 }
 
+// What is loaded is in memory, and the forward of this step begins behind it; some of the blocks
+// found before it may be written by this step's forward.
+std::int64_t GroupEnds::written_with_load(const Sequence& s) const {
+  const std::int64_t written = rows().written(s);
+  return written < s.num_cached ? written : rows().group_row(s).num_loaded;
+}
+
 void GroupEnds::commit_groups(Sequence& s) noexcept {
-  s.loads = false;
+  if (s.loads) [[unlikely]] {
+    s.num_written = written_with_load(s);
+    s.num_settled = rows().group_row(s).num_loaded;
+    s.loads = false;
+  }
   use<GroupTables>().note_state(s);
   if (rows().settled(s) == s.num_computed && num_states()) keep_state(s);
   use<GroupTables>().drop_windows(s);
