@@ -302,6 +302,8 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
     reserve_remaps(plan);
   }
 
+  if (s.loads) [[unlikely]]
+    use<GroupEnds>().settle_load(s);
   s.num_computed = num_computed;
   promote_all(plan);
   if (has_groups()) use<GroupEnds>().commit_groups(s);

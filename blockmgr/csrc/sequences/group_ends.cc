@@ -22,12 +22,15 @@ std::int64_t GroupEnds::written_with_load(const Sequence& s) const {
   return written < s.num_cached ? written : rows().group_row(s).num_loaded;
 }
 
+// Before its blocks are promoted: what is loaded must not count as unwritten, or a block that this
+// sequence releases within the step would stay in the list of those.
+void GroupEnds::settle_load(Sequence& s) noexcept {
+  s.num_written = written_with_load(s);
+  s.num_settled = rows().group_row(s).num_loaded;
+  s.loads = false;
+}
+
 void GroupEnds::commit_groups(Sequence& s) noexcept {
-  if (s.loads) [[unlikely]] {
-    s.num_written = written_with_load(s);
-    s.num_settled = rows().group_row(s).num_loaded;
-    s.loads = false;
-  }
   use<GroupTables>().note_state(s);
   if (rows().settled(s) == s.num_computed && num_states()) keep_state(s);
   use<GroupTables>().drop_windows(s);
