@@ -34,6 +34,7 @@ WITH_DRAFTS: tuple[Layout, ...] = (
 )
 WITH_FULL = tuple(layout for layout in LAYOUTS if "full" in layout)
 BARE = tuple(layout for layout in LAYOUTS if "full" not in layout)
+MANY_NODES = 8192
 SETS: tuple[tuple[Kind, ...], ...] = tuple(kinds_of(groups_named(names)) for names in LAYOUTS)
 
 
@@ -68,7 +69,8 @@ def play(
     """
     # The specification moves entries of tables.
     specified = manager is not BlockManager or "D" in detectors
-    fixed = {"dedup": "remap", "num_nodes": None} if specified else {}
+    any_number = None if "full" in layout else MANY_NODES
+    fixed = {"dedup": "remap", "num_nodes": any_number} if specified else {}
     options = {**fixed, **(options or {})}
     plan = Plan(ops, detectors=detectors, manager=manager, options=options, layout=layout)
     run = Run(plan, "groups", seed)

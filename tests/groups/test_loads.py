@@ -86,9 +86,10 @@ def test_a_load_is_in_memory_before_the_forward_of_its_step(layout: tuple[Kind, 
     core = loading.manager.core
     core.check_invariants()
     assert core.sequence(handle).num_computed_tokens == 24
-    core.fork(handle)  # of what this step's forward has yet to write, there is none
+    (fork,) = core.fork(handle)  # there is nothing that this step's forward has yet to write
     core.free(handle)
-    core.check_invariants()  # none of its blocks waits for the forward
+    core.free(fork)
+    core.check_invariants()  # none of their blocks waits for the forward
 
 
 def test_an_admission_counts_what_a_load_saves() -> None:

@@ -92,7 +92,8 @@ def test_models_with_block_sizes_find_the_whole_blocks_that_the_specification_fi
 ) -> None:
     groups = of_a_quarter(model)
     size = prefix_granularity(groups)
-    trace = generate("chat", 0, **{"conversations": 3, "turns": 2, "system_tokens": 2 * size})
+    lengths = {"system_tokens": 2 * size, "question_tokens": 24, "answer_tokens": 64}
+    trace = generate("chat", 0, **{"conversations": 3, "turns": 2, **lengths})
     config = replace(ONE_AT_A_TIME, block_size=size, groups=groups)
     blocks = ample_blocks(trace, config)
     manager = ModelLayouts(blocks + 1, size, groups=groups, max_seqs=1, null_block=True)

@@ -93,7 +93,7 @@ class ModelBoundaries(ModelResuming):
     def settle(self) -> None:
         """Forgets boundaries that have lost a block, and frees blocks that no boundary needs."""
         super().settle()
-        self.stamps = {p: stamp for p, stamp in self.stamps.items() if self.serves(p)}
+        self.stamps = self.served()
         self.passed = {p: None for p in self.passed if p in self.stamps}
         for notes in (self.continued, self.shared, self.observed):
             notes.intersection_update(self.stamps)
@@ -102,6 +102,10 @@ class ModelBoundaries(ModelResuming):
         known = self.cached_prefixes()
         self.levels = {p: level for p, level in self.levels.items() if p in known}
         self.give_levels(known)
+
+    def served(self) -> dict[Prefix, int]:
+        """The boundaries that have lost no block."""
+        return {p: stamp for p, stamp in self.stamps.items() if self.serves(p)}
 
     def useless(self) -> list[Block]:
         """The idle blocks that no boundary needs."""

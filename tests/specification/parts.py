@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +39,9 @@ class LayoutSeq(Seq):
 
 class ModelParts(ModelBoundaries):
     """What blocks have, who writes them, and which boundaries they serve."""
+
+    index: dict[tuple[int, int], list[Block]] | None = None
+    """Blocks by group and place, while what they have stays the same: all are looked up then."""
 
     has_nodes = False
 
@@ -118,9 +123,11 @@ class ModelParts(ModelBoundaries):
             return [block for block in self.live if block.content == content]
         end, size, ahead_by = len(prefix[1]), self.tokens_of(group), self.kinds[group].look_ahead
         start, seen, most = (end - 1) // size * size, end + ahead_by, ahead_by + size
+        index = self.index
+        blocks = self.live if index is None else index[group, start]
         found = [
             block
-            for block in self.live
+            for block in blocks
             if block.content is not None
             and block.content[0] == group
             and seen <= len(block.content[1][1]) <= start + most
@@ -128,6 +135,20 @@ class ModelParts(ModelBoundaries):
             and (ahead is None or cut(block.content[1], seen) == cut(ahead, seen))
         ]
         return sorted(found, key=lambda b: (b.unwritten, b.stamp is not None, b.linked))
+
+    @contextmanager
+    def indexed(self) -> Iterator[None]:
+        """Within it, no block changes."""
+        self.index = defaultdict(list)
+        for block in self.live:
+            if block.content is not None and block.content[0] not in self.recurrent():
+                size = self.tokens_of(block.content[0])
+                start = (self.reaches(block) - 1) // size * size
+                self.index[block.content[0], start].append(block)
+        try:
+            yield
+        finally:
+            self.index = None
 
     def find(self, content: Content) -> Block | None:
         return next(iter(self.holding(content)), None)
@@ -170,8 +191,16 @@ class ModelParts(ModelBoundaries):
             if block.content is None and self.writer(block) is None:
                 block.writer = seq
 
+    def served(self) -> dict[Prefix, int]:
+        with self.indexed():
+            return super().served()
+
     def useless(self) -> list[Block]:
         """The idle blocks of which no boundary needs anything (G5, G6, G7)."""
+        with self.indexed():
+            return self.unneeded()
+
+    def unneeded(self) -> list[Block]:
         kept = {block for block in self.live if block.stamp is None}
         needed = {content for prefix in self.stamps for content in self.needs(prefix)}
         for content in sorted(needed, key=lambda content: -len(content[1][1])):

@@ -307,6 +307,10 @@ def draw_bare(rng: random.Random) -> list[str]:
     return layout
 
 
+NODES_A_BLOCK = 64
+"""More than a run fills. The default of the manager is 4,000 a state, all of them audited."""
+
+
 def draw_smaller_blocks(layout: Sequence[str], size: int, seed: int) -> list[str]:
     """Every fourth time, with blocks of their own for some groups; the seed comes from a draw."""
     rng = random.Random(f"{layout} {size} {seed}")
@@ -363,9 +367,10 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
     }
     if bare:  # what such a manager has not, and few nodes where there is little room
         options |= {"quotas": {}, "retention": False, "max_pinned_blocks": 0}
-        options |= {"num_nodes": room if room < 100 else None}
+        options |= {"num_nodes": room if room < 100 else NODES_A_BLOCK * room}
     if profile.samples:
-        options |= {"dedup": "remap", "num_nodes": rng.choice([None, max(8, room // len(layout))])}
+        nodes = rng.choice([NODES_A_BLOCK * room, max(8, room // len(layout))])
+        options |= {"dedup": "remap", "num_nodes": nodes}
     return options
 
 
