@@ -43,10 +43,6 @@ OUTCOMES_WANTED = {
     ("truncate", "ValueError"),
 }
 
-SLOW = {"bare_loads"}
-"""A minute for each test; tests/nightly runs them."""
-
-
 class Forgetful(ModelLeaves):
     """Never copies a shared block before a write."""
 
@@ -68,13 +64,13 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.parametrize("profile", sorted(set(PROFILES) - SLOW))
+@pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_random_operations_agree_with_the_model_and_leave_memory_right(profile: str) -> None:
     outcome = stress(Plan(ops=800, seed=1, profiles=[profile]))
     assert outcome.ops[profile] == 800
 
 
-@pytest.mark.parametrize("profile", sorted(set(PROFILES) - SLOW - {"huge"}))
+@pytest.mark.parametrize("profile", sorted(set(PROFILES) - {"huge"}))
 def test_random_operations_leave_books_and_memory_right(profile: str) -> None:
     outcome = stress(Plan(ops=2_000, seed=1, profiles=[profile], detectors="IK"))
     assert (outcome.ops[profile], outcome.lock_step) == (2_000, 0)
