@@ -365,6 +365,12 @@ OPTIONS: dict[Callable[..., ModelBoundaries], dict[str, object]] = {
     },
     GoesWithoutWritingWhatItPromised: {"early_commit": True},
     TakesAStateToStandAfterAnAbortedStep: {"early_commit": False, "steps_in_flight": 8},
+    LeavesWhatFollowsAnAbortedCopy: {
+        "block_size": 3,
+        "early_commit": False,
+        "min_partial_tokens": 1,
+        "steps_in_flight": 0,
+    },
     HandsOutWhatAStepInFlightReads: {"steps_in_flight": 8},
     TakesOverWhatAStepInFlightReads: {"steps_in_flight": 8},
 }
