@@ -185,7 +185,15 @@ std::int64_t drive(std::uint64_t seed, int moves, const std::function<Driver*(By
 
 void try_kind(std::uint8_t kind, std::uint64_t seed, int moves, Trial& trial) {
   const std::int64_t before = Allocations::live_bytes();
-  if (kind >= kPoolKind) {
+  if (kind >= kLoadsKind) {
+    drive<GroupPlay>(
+        seed, moves,
+        [&](Bytes& bytes, bool tried) {
+          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr, kind > kLoadsKind, false,
+                               true);
+        },
+        [](const GroupPlay& play) { return play.core().fingerprint(); });
+  } else if (kind >= kPoolKind) {
     drive<PoolPlay>(
         seed, moves,
         [&](Bytes& bytes, bool tried) { return new PoolPlay(bytes, tried ? &trial : nullptr); },
@@ -343,6 +351,43 @@ void try_retaining(Trial& trial) {
   trial.make("end_session", subject, [&] { core.end_session(named.name, named.session); });
 }
 
+// The first commit of each manager is that of a load, so all that commits reserve is yet to grow.
+void try_loading(Trial& trial, const std::vector<Group>& groups, bool early) {
+  Config config;
+  config.num_blocks = 64;
+  config.block_size = 2;
+  config.max_seqs = 4;
+  config.row_width = 16;
+  config.null_block = true;
+  config.early_commit = early;
+  config.groups = groups;
+  Sequences core(config, std::make_unique<TestDigester>(TestDigester::kWide));
+  const Subject subject{[&] { return core.fingerprint(); }, [&] { return core.violations(); },
+                        [&] { return core.memory(); }, [] {}};
+  const std::vector<Token> tokens = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Prompt prompt{tokens.data(), 16, "", {}, 0};
+  prompt.num_loaded = 10;
+  Handle handles[2];  // both load the same, so the second merges with the first
+  for (Handle& handle : handles)
+    trial.make("admit, loaded", subject, [&] { handle = core.admit(prompt); });
+  for (const Handle handle : handles)
+    trial.make("commit, loaded", subject, [&] { core.commit(handle, early ? 16 : 10); });
+  std::vector<BlockCopy> copies;
+  core.copies_applied(core.take_copies(copies));
+  for (const Handle handle : handles) {
+    core.commit(handle, 16);
+    trial.make("free, loaded", subject, [&] { core.free(handle); });
+  }
+}
+
+void try_loading(Trial& trial) {
+  const Group window{Group::kWindow, 5};
+  const Group state{Group::kRecurrent};
+  const std::vector<Group> groups[] = {{}, {window}, {state}, {window, state}};
+  for (const bool early : {false, true})
+    for (const std::vector<Group>& some : groups) try_loading(trial, some, early);
+}
+
 int whole_argument(const char* text) {
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
@@ -374,7 +419,7 @@ void print(const Tallies& tallies) {
 int main(int argc, char** argv) {
   using namespace blockmgr::testing;
   int seed = 1;
-  int runs = 44;
+  int runs = 48;
   int moves = 60;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
@@ -387,7 +432,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<std::string> kinds = kind_names();
-  kinds.emplace_back("groups");
+  for (const char* name : {"groups", "loads", "c:loads"}) kinds.emplace_back(name);
   for (const std::string& kind : kind_names_through_c()) kinds.push_back(kind);
   Tallies tallies;
   OutOfMemory trial(tallies);
@@ -396,6 +441,7 @@ int main(int argc, char** argv) {
     construct_all(tallies);
     expect_steady(tallies);
     try_retaining(trial);
+    try_loading(trial);
     for (; number < runs; ++number) {
       const std::string& kind = kinds[static_cast<std::size_t>(number) % kinds.size()];
       const auto stream =

@@ -106,8 +106,14 @@ GroupPlay::SeqPtr GroupBoard::at(std::size_t i, bool preempted) const {
   return i < seqs_.size() && seqs_[i]->preempted == preempted ? seqs_[i] : nullptr;
 }
 
-void GroupBoard::admit(const std::vector<Token>& text, std::int64_t slots) {
-  GroupPlay::admit(text, 0, 0, slots);
+void GroupBoard::admit(const std::vector<Token>& text, std::int64_t slots,
+                       std::int64_t num_loaded) {
+  GroupPlay::admit(text, 0, 0, slots, num_loaded);
+}
+
+void GroupBoard::land(std::size_t i, bool promises) {
+  const SeqPtr seq = at(i, false);
+  if (seq && seq->loads && !closed_) GroupPlay::land(seq, promises);
 }
 
 void GroupBoard::admit_after(std::size_t i, Token token, bool ends) {
@@ -144,7 +150,7 @@ void GroupBoard::truncate(std::size_t i, std::int64_t count) {
 
 void GroupBoard::promise(std::size_t i, bool stops) {
   const SeqPtr seq = at(i, false);
-  if (seq && !closed_) GroupPlay::commit(seq->handle, end_of(*seq, stops));
+  if (seq && !seq->loads && !closed_) GroupPlay::commit(seq->handle, end_of(*seq, stops));
 }
 
 void GroupBoard::withdraw(std::size_t i) {
@@ -177,7 +183,7 @@ std::int64_t GroupBoard::end_of(const Seq& seq, bool stops) const {
 void GroupBoard::fill(Closed& closed, bool stops, int only) {
   for (std::size_t i = 0; i < seqs_.size(); ++i) {
     const SeqPtr seq = at(i, false);
-    if (!seq || (only >= 0 && static_cast<int>(i) != only)) continue;
+    if (!seq || seq->loads || (only >= 0 && static_cast<int>(i) != only)) continue;
     const bool early = setup_.core.early_commit;
     const std::int64_t end = early ? computed(*seq) : end_of(*seq, stops);
     if (end > settled(*seq)) add_work(closed, seq, settled(*seq), end);
@@ -341,6 +347,15 @@ void add_resizes(Operations& all) {
     all.push_back(
         {"grow to " + std::to_string(quarters) + " quarters", [=](auto& b) { b.grow(quarters); }});
 }
+// Loads that end within a unit and at the end of one, of prompts that others have in part.
+void add_loads(Operations& all) {
+  for (const std::int64_t num_loaded : {3, 4})
+    for (const Token last : {Token{0}, Token{1}})
+      all.push_back({"load " + std::to_string(num_loaded) + " of 00000" + std::to_string(last),
+                     [=](auto& b) { b.admit({0, 0, 0, 0, 0, last}, 0, num_loaded); }});
+  add_for_each(all, "land", [](auto& b, Number i) { b.land(i, false); });
+  add_for_each(all, "land and promise", [](auto& b, Number i) { b.land(i, true); });
+}
 // Steps of one sequence, which leave the other unchanged; plans that stay closed for a while.
 void add_parts(Operations& all) {
   add_for_each(all, "step of", [](auto& b, Number i) { b.step(false, static_cast<int>(i)); });
@@ -357,7 +372,8 @@ const std::map<std::string, void (*)(Operations&)> kFamilies = {
     {"reparent", add_reparents},    {"parts", add_parts}};
 
 // Not part of "all", as with one group.
-const std::map<std::string, void (*)(Operations&)> kMoreFamilies = {{"resize", add_resizes}};
+const std::map<std::string, void (*)(Operations&)> kMoreFamilies = {{"resize", add_resizes},
+                                                                    {"loads", add_loads}};
 
 }  // namespace
 

@@ -47,7 +47,9 @@ class GroupBoard : private NoBytes, private GroupPlay {
   void check();
   void check_calls(bool on);
 
-  void admit(const std::vector<Token>& text, std::int64_t slots = 0);
+  void admit(const std::vector<Token>& text, std::int64_t slots = 0, std::int64_t num_loaded = 0);
+  // What is loaded arrives and is committed; promises: with what the step computes behind it.
+  void land(std::size_t i, bool promises);
   // Admits the tokens of a sequence and one more; if ends, frees the sequence first.
   void admit_after(std::size_t i, Token token, bool ends);
   void append(std::size_t i, Token token);

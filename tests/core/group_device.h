@@ -65,6 +65,19 @@ class GroupDevice {
           if (cell(g, one, i) != written(g, one, i)) fail(g, one, i);
     }
   }
+  // Something else than a forward writes what there are blocks for; it brings no ring.
+  void load(const GroupWork& one) {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].recurrent())
+        for (std::int64_t word = 0; word < size_; ++word)
+          cells_[at(one.tables[g][0], word)] =
+              state_of(g, one.prefixes[static_cast<std::size_t>(one.stop - 1)], word);
+      if (!groups_[g].is_attention()) continue;
+      for (std::int64_t i = one.start; i < one.stop; ++i)
+        if (const std::int32_t block = one.tables[g][static_cast<std::size_t>(i / size_of(g))])
+          cells_[at(block, i % size_of(g))] = written(g, one, i);
+    }
+  }
   // Whether a word of a block was computed as the last token of a prefix.
   bool holds(std::size_t g, std::int32_t block, std::size_t word, Prefix prefix) const {
     return cells_[at(block, static_cast<std::int64_t>(word))] == cell_of(g, prefix);

@@ -90,6 +90,7 @@ class GroupNames {
     for (const std::int64_t stop : row.stops) put(stop);
     put(row.stands);
     put(row.moves);
+    put(seq.loads);
     if (seq.preempted) return;
     const NodeId* table = core_.table_at(Sequences::row_of(seq.handle));
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_node(table[i]);

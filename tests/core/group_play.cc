@@ -26,9 +26,11 @@ std::vector<Group> without_full(const std::vector<Group>& groups, int full) {
 
 }  // namespace
 
-GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial, bool through_c, bool resizes)
+GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial, bool through_c, bool resizes,
+                     bool loads)
     : GroupPlay(bytes, draw(bytes, through_c), counts, trial) {
   setup_.resizes = resizes;
+  setup_.loads = loads;
   core_.set_debug(bytes.one_in(4));
 }
 
@@ -346,7 +348,8 @@ std::int64_t GroupPlay::served_by_scan(const std::vector<Token>& tokens, int nam
 }
 
 // With enough room for any plan, match must find the deepest boundary.
-void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int64_t slots) {
+void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int64_t slots,
+                            std::int64_t num_loaded) {
   const Config& config = setup_.core;
   const std::int64_t size = config.block_size;
   std::int64_t num_slices = 0;
@@ -356,21 +359,26 @@ void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int6
   if (core_.quota(World::text_of(like.name)).available() - config.watermark_blocks < most) return;
   const std::int64_t served = size * served_by_scan(like.tokens, like.name, like.extras);
   EXPECT(match.num_cached >= served, "a boundary that all groups serve is not found");
-  EXPECT(config.min_partial_tokens || match.num_cached == served, "match found too many tokens");
+  EXPECT(config.min_partial_tokens || match.num_cached == served || match.num_cached < num_loaded,
+         "match found too many tokens");
 }
 
 void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
   const auto length = static_cast<int>(text.size());
-  admit(text, name, extras, bytes_.one_in(3) ? bytes_.between(1, length) : 0);
+  const int slots = bytes_.one_in(3) ? bytes_.between(1, length) : 0;
+  const bool loads = setup_.loads && bytes_.below(3);
+  admit(text, name, extras, slots, loads ? bytes_.between(0, slots ? slots : length) : 0);
 }
 
-void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots) {
+void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots,
+                      std::int64_t num_loaded) {
   const auto length = static_cast<std::int64_t>(text.size());
   auto seq = std::make_shared<Seq>();
   seq->name = name;
   seq->extras = extras;
   extend(*seq, text);
-  const Prompt asked{seq->tokens.data(), length, World::text_of(name), kExtraKeys[extras], slots};
+  Prompt asked{seq->tokens.data(), length, World::text_of(name), kExtraKeys[extras], slots};
+  asked.num_loaded = num_loaded;
   MatchResult match;
   Admission promise = Admission::kNever;
   const int fails_in = std::exchange(digester_->fails_in, 0);
@@ -378,7 +386,7 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
       !done(kCanAdmit, [&] { promise = caller_.can_admit(asked); }))
     fail("a look-up was refused");
   digester_->fails_in = fails_in;
-  if (promise != Admission::kNever) check_match(*seq, match, slots ? slots : length);
+  if (promise != Admission::kNever) check_match(*seq, match, slots ? slots : length, num_loaded);
   const Outcome outcome = call(kAdmit, [&] { seq->handle = caller_.admit(asked); });
   const bool refused = outcome == kOutOfBlocks || outcome == kOutOfSequences;
   EXPECT(outcome == kDigestFailed || (promise == Admission::kNow) == (outcome == kDone),
@@ -387,6 +395,9 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
          "can_admit is wrong about what may fit later");
   if (outcome != kDone) return;
   EXPECT(computed(*seq) == match.num_cached, "admit uses another prefix than match found");
+  const std::int64_t end = std::min(num_loaded, length - 1);  // one token is left to compute
+  const std::int64_t loaded = end - core_.groups()->past_start(end);
+  seq->loads = loaded > computed(*seq) ? loaded : 0;
   seq->settled_before = computed(*seq);
   remember(*seq);
   seqs_.push_back(seq);
@@ -446,6 +457,7 @@ bool GroupPlay::reserve(const SeqPtr& seq, std::int64_t slots) {
 std::vector<GroupPlay::SeqPtr> GroupPlay::fork(const SeqPtr& seq, int count) {
   Handle children[2];
   if (!done(kFork, [&] { caller_.fork(seq->handle, count, children); })) return {};
+  EXPECT(!seq->loads, "a sequence forked while its first tokens were being loaded");
   std::vector<SeqPtr> made;
   for (int i = 0; i < count; ++i) {
     made.push_back(std::make_shared<Seq>(*seq));
@@ -490,6 +502,7 @@ void GroupPlay::truncate(const SeqPtr& seq, std::int64_t length) {
   const std::int64_t had = launched(*seq);
   std::int64_t left = 0;
   if (!done(kTruncate, [&] { left = caller_.truncate(seq->handle, length); })) return;
+  EXPECT(!seq->loads, "a sequence was truncated while its first tokens were being loaded");
   EXPECT(left == computed(*seq) && left <= length, "truncate reports a wrong computed length");
   seq->tokens.resize(static_cast<std::size_t>(length));
   seq->prefixes.resize(static_cast<std::size_t>(length));
@@ -502,6 +515,7 @@ void GroupPlay::preempt(const SeqPtr& seq) {
   forget(*seq);
   if (!done(kPreempt, [&] { caller_.preempt(seq->handle); })) fail("preempt was refused");
   seq->preempted = true;
+  seq->loads = 0;
 }
 
 // Any number of blocks, but those of quotas.
@@ -561,6 +575,7 @@ void GroupPlay::cache_state(const SeqPtr& seq) {
   bool kept = false;
   if (!done(kCacheState, [&] { kept = caller_.cache_state(seq->handle); })) return;
   remember(*seq);
+  EXPECT(!kept || !seq->loads, "a state was cached while its first tokens were being loaded");
   EXPECT(core_.pool().num_evicted() == evicted, "cache_state evicted a block");
   EXPECT(!kept || computed(*seq) % setup_.core.block_size == 0,
          "cache_state cached a state inside a block");

@@ -25,7 +25,7 @@ class GroupPlay {
  public:
   // Draws a configuration, groups and habits from the stream.
   explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr,
-                     bool through_c = false, bool resizes = false);
+                     bool through_c = false, bool resizes = false, bool loads = false);
   // Makes some calls and a step; false when the stream is at its end.
   bool move();
   // Frees everything, then checks that nothing leaked.
@@ -76,6 +76,7 @@ class GroupPlay {
     int check_every;
     bool through_c = false;  // calls go through the C interface
     bool resizes = false;    // the pool shrinks and grows
+    bool loads = false;      // the first tokens of some prompts come from elsewhere
     int snapshot_every = 4;  // calls between comparisons of what a refused call left
   };
   // A live sequence, as the engine sees it.
@@ -87,6 +88,7 @@ class GroupPlay {
     std::vector<Prefix> prefixes;
     std::int64_t settled_before = 0;  // with early commits: computed before this step
     bool preempted = false;
+    std::int64_t loads = 0;  // so many leading tokens are being loaded
     // What the last call on it left. The engine does not look it up again: no other call changes
     // it.
     std::vector<std::vector<std::int32_t>> tables;  // by group, in the order of the engine
@@ -137,7 +139,8 @@ class GroupPlay {
   void plan(Planned move, SeqPtr seq = nullptr);
   bool plan_once(Planned move, const SeqPtr& seq);
   void admit(std::vector<Token> text, int name, int extras);
-  void admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots);
+  void admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots,
+             std::int64_t num_loaded);
   void free(const SeqPtr& seq);
   void leave(const SeqPtr& seq);  // whether or not it is ahead
   void truncate(const SeqPtr& seq, std::int64_t length);
@@ -162,7 +165,8 @@ class GroupPlay {
   void keep_text(const std::vector<Token>& text);
   SeqPtr some(bool preempted);
   SeqPtr find(Handle handle) const;
-  void check_match(const Seq& like, const MatchResult& match, std::int64_t slots);
+  void check_match(const Seq& like, const MatchResult& match, std::int64_t slots,
+                   std::int64_t num_loaded);
   std::int64_t served_by_scan(const std::vector<Token>& tokens, int name, int extras) const;
 
   // Retention calls: group_levels.cc.
@@ -181,6 +185,8 @@ class GroupPlay {
   // Steps.
   void step();
   void add_work(Closed& closed, const SeqPtr& seq, std::int64_t start, std::int64_t stop) const;
+  void land(const SeqPtr& seq, bool promises);
+  void land_some();
   void close(Closed& closed);
   void abort(const Closed& closed);
   void launch(Closed& closed);
@@ -210,6 +216,7 @@ class GroupPlay {
   std::vector<bool> held() const;
   bool is_in_cache(std::size_t block) const;
   void close_fence(const std::vector<BlockCopy>& copies, const std::vector<GroupWork>& work);
+  void check_fences(const std::vector<BlockCopy>& copies, const std::vector<GroupWork>& work) const;
   void remember(Seq& seq) const;  // after a call on it
   void check_tables(const Seq& seq) const;
 

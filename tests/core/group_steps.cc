@@ -40,6 +40,7 @@ void GroupPlay::remember(Seq& seq) const {
 void GroupPlay::check_tables(const Seq& seq) const {
   const Tables all = tables(seq);
   EXPECT(all == seq.tables, "slots moved without a call on their sequence");
+  EXPECT(view(seq).loads == (seq.loads > 0), "a load is not what its admission asked for");
   EXPECT(computed(seq) == seq.computed, "num_computed changed without a call on the sequence");
   const std::vector<std::int32_t> own = core_.block_ids(seq.handle, 0);
   EXPECT(std::equal(own.begin(), own.end(),
@@ -75,8 +76,8 @@ bool GroupPlay::is_in_cache(std::size_t block) const {
 }
 
 // No block that a step in flight may read is written for another sequence.
-void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
-                            const std::vector<GroupWork>& work) {
+void GroupPlay::check_fences(const std::vector<BlockCopy>& copies,
+                             const std::vector<GroupWork>& work) const {
   std::vector<bool> written(static_cast<std::size_t>(setup_.core.num_blocks));
   for (const BlockCopy& copy : copies) written[static_cast<std::size_t>(copy.destination)] = true;
   for (const GroupWork& one : work)
@@ -93,7 +94,12 @@ void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
       EXPECT(!written[b] || !step.released[b],
              "block " + std::to_string(b) + " is written while a step in flight may read it");
   }
-  InFlight step{held(), std::vector<bool>(written.size())};
+}
+
+void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
+                            const std::vector<GroupWork>& work) {
+  check_fences(copies, work);
+  InFlight step{held(), std::vector<bool>(static_cast<std::size_t>(setup_.core.num_blocks))};
   fences_.push_back(std::move(step));
 }
 
@@ -108,6 +114,26 @@ void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start,
                          seq->tables,
                          begins});
   closed.parts.push_back({seq->handle, stop});
+}
+
+// What is loaded arrives and is committed; promises: with early commits, together with what this
+// step's forward computes behind it.
+void GroupPlay::land(const SeqPtr& seq, bool promises) {
+  const std::int64_t loaded = std::exchange(seq->loads, 0);
+  const GroupWork work{seq->handle,
+                       computed(*seq),
+                       loaded,
+                       {seq->prefixes.begin(), seq->prefixes.begin() + loaded},
+                       seq->tables};
+  check_fences({}, {work});
+  device_.load(work);
+  seq->settled_before = loaded;
+  commit(seq->handle, promises && setup_.core.early_commit ? stop_of(*seq, loaded) : loaded);
+}
+
+void GroupPlay::land_some() {
+  for (const SeqPtr& seq : seqs_)
+    if (seq->loads && bytes_.one_in(2)) land(seq, bytes_.one_in(2));
 }
 
 void GroupPlay::close(Closed& closed) {
@@ -151,6 +177,7 @@ void GroupPlay::step() {
   for (const SeqPtr& seq : seqs_) {
     if (seq->preempted) continue;
     check_tables(*seq);
+    if (seq->loads) continue;
     const std::int64_t start = launched(*seq);
     const std::int64_t stop = early ? computed(*seq) : stop_of(*seq, start);
     if (stop <= start || (!early && bytes_.below(10) >= 7)) continue;
@@ -158,6 +185,8 @@ void GroupPlay::step() {
   }
   close(closed);
   for (int i = setup_.habits.plans_ahead ? bytes_.below(5) : 0; i > 0; --i) plan(kPlanAny);
+  // Without fences, it could write what the closed step has yet to read.
+  if (setup_.core.steps_in_flight && !early) land_some();
   if (bytes_.below(8) < setup_.habits.aborts) return abort(closed);
   launch(closed);
   const bool waits = setup_.habits.overlaps && bytes_.below(5);
@@ -174,7 +203,7 @@ void GroupPlay::step() {
 void GroupPlay::promise() {
   const std::vector<SeqPtr> all = seqs_;
   for (const SeqPtr& seq : all) {
-    const auto alive = [&] { return find(seq->handle) == seq && !seq->preempted; };
+    const auto alive = [&] { return find(seq->handle) == seq && !seq->preempted && !seq->loads; };
     const std::int64_t stop = alive() ? stop_of(*seq, settled(*seq)) : 0;
     if (stop && stop > computed(*seq) && bytes_.below(10) < 7) {
       if (bytes_.below(10) < 3) plan(kPlanFork, seq);
@@ -228,7 +257,7 @@ void GroupPlay::commit(const Step& step) {
   }
   if (setup_.habits.affirms && uncommitted_.empty())
     for (const SeqPtr& seq : seqs_)
-      if (!seq->preempted && !is_ahead(*seq)) commit(seq->handle, computed(*seq));
+      if (!seq->preempted && !seq->loads && !is_ahead(*seq)) commit(seq->handle, computed(*seq));
   if (setup_.habits.late) complete();
 }
 
@@ -274,6 +303,7 @@ bool GroupPlay::move() {
   if (bytes_.done()) return false;
   for (int i = bytes_.below(5); i > 0; --i) plan(kPlanAny);
   if (setup_.resizes && bytes_.one_in(4)) resize();
+  land_some();
   if (setup_.core.early_commit) promise();
   step();
   return true;

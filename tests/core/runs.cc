@@ -22,6 +22,7 @@ std::vector<std::string> kind_names_through_c() {
 std::uint8_t kind_of(const std::string& name) {
   if (name == "c:groups") return kGroupKind + 32;
   if (name.ends_with("resize_in_groups")) return kResizeInGroupsKind + name.starts_with("c:");
+  if (name.ends_with("loads")) return kLoadsKind + name.starts_with("c:");
   if (name.ends_with(families().name)) return kFamilyKind + name.starts_with("c:");
   if (name.ends_with(resizes().name)) return kResizeKind + name.starts_with("c:");
   if (name.starts_with("c:")) {
@@ -68,6 +69,10 @@ void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts
   }
   if (kind >= kResizeInGroupsKind) {
     GroupPlay play(bytes, counts, nullptr, kind > kResizeInGroupsKind, true);
+    return play_to_the_end(play, moves, calls);
+  }
+  if (kind >= kLoadsKind) {
+    GroupPlay play(bytes, counts, nullptr, kind > kLoadsKind, false, true);
     return play_to_the_end(play, moves, calls);
   }
   if (kind >= kPoolKind) {

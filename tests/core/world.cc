@@ -277,8 +277,12 @@ MatchResult World::found_for(const Entry& entry) {
 
 Prompt World::prompt(const std::vector<Token>& tokens, int name, int extras,
                      std::int64_t slots) const {
-  return {tokens.data(), static_cast<std::int64_t>(tokens.size()), kNames[name], kExtras[extras],
-          slots};
+  const auto length = static_cast<std::int64_t>(tokens.size());
+  Prompt prompt{tokens.data(), length, kNames[name], kExtras[extras], slots};
+  // With full attention alone, a load makes no difference. Not drawn, so that other draws do not
+  // change: none of some prompts, half of others, and all of the rest.
+  prompt.num_loaded = (slots ? std::min(slots, length) : length) * (length % 3) / 2;
+  return prompt;
 }
 
 void World::extend(Entry& entry, const std::vector<Token>& tokens) {

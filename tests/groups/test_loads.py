@@ -92,6 +92,20 @@ def test_a_load_is_in_memory_before_the_forward_of_its_step(layout: tuple[Kind, 
     core.check_invariants()  # none of their blocks waits for the forward
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_load_does_not_wait_for_what_is_found_before_it(layout: tuple[Kind, ...]) -> None:
+    loading = Loading(80, *layout)
+    loading.manager.early = True
+    core = loading.manager.core
+    first = core.admit(list(range(9)))
+    core.commit(first, 8)  # this step's forward writes it
+    handle = loading.begin([*range(8), *range(50, 72)], 24)
+    assert loading.manager.seqs[handle].cached == 8
+    loading.finish(handle)
+    core.free(handle)
+    core.check_invariants()  # none of the loaded blocks waits for the forward
+
+
 def test_an_admission_counts_what_a_load_saves() -> None:
     loading = Loading(12, FULL, SlidingWindow(5))
     core, tokens = loading.manager.core, list(range(30))

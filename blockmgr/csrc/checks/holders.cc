@@ -229,7 +229,7 @@ std::string Sequences::fingerprint() const {
   for (const Sequence& s : sequences) {
     put_numbers(out, s.generation - first_generation, s.state, s.num_blocks, s.num_chained,
                 s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), begins(s),
-                s.root, s.partition, s.num_waiting(), s.outdated, computed(s));
+                s.root, s.partition, s.num_waiting(), s.outdated, s.loads, computed(s));
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);
   }

@@ -295,17 +295,18 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
     if (!replayed().empty() && use<GroupTables>().replay_to(s, num_computed)) return;
     use<Keeping>().reserve_keeps(1);
   }
+  const bool loads = s.loads;
   if (block_size().whole(num_computed) > s.num_chained) {
-    const std::int64_t written =
-        s.loads ? use<GroupEnds>().written_with_load(s) : rows().written(s);
+    const std::int64_t written = loads ? rows().group_row(s).num_loaded : rows().written(s);
     plan_promotion(s, num_computed, written, plan);
     reserve_remaps(plan);
   }
 
-  if (s.loads) [[unlikely]]
-    use<GroupEnds>().settle_load(s);
+  const std::int64_t written = loads ? use<GroupEnds>().settle_load(s) : 0;
   s.num_computed = num_computed;
   promote_all(plan);
+  if (loads) [[unlikely]]
+    s.num_written = written;
   if (has_groups()) use<GroupEnds>().commit_groups(s);
 }
 

@@ -15,19 +15,15 @@ void GroupEnds::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
   stops = {last, diverges, halfway, end, 0};
 }
 
-// What is loaded is in memory, and the forward of this step begins behind it; some of the blocks
-// found before it may be written by this step's forward.
-std::int64_t GroupEnds::written_with_load(const Sequence& s) const {
+// Before its blocks are promoted: all of these are loaded, so none counts as unwritten, or one that
+// this sequence releases within the step would stay in the list of those. Returns how much of the
+// sequence is in memory: some of the blocks found before the load may be written by this step's
+// forward.
+std::int64_t GroupEnds::settle_load(Sequence& s) noexcept {
   const std::int64_t written = rows().written(s);
-  return written < s.num_cached ? written : rows().group_row(s).num_loaded;
-}
-
-// Before its blocks are promoted: what is loaded must not count as unwritten, or a block that this
-// sequence releases within the step would stay in the list of those.
-void GroupEnds::settle_load(Sequence& s) noexcept {
-  s.num_written = written_with_load(s);
-  s.num_settled = rows().group_row(s).num_loaded;
+  s.num_settled = s.num_written = rows().group_row(s).num_loaded;
   s.loads = false;
+  return written < s.num_cached ? written : s.num_written;
 }
 
 void GroupEnds::commit_groups(Sequence& s) noexcept {
