@@ -91,6 +91,7 @@ class GroupNames {
     put(row.stands);
     put(row.moves);
     put(seq.loads);
+    put(s.num_cached);
     if (seq.preempted) return;
     const NodeId* table = core_.table_at(Sequences::row_of(seq.handle));
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_node(table[i]);
