@@ -43,6 +43,7 @@ OUTCOMES_WANTED = {
     ("truncate", "ValueError"),
 }
 
+
 class Forgetful(ModelLeaves):
     """Never copies a shared block before a write."""
 
