@@ -274,6 +274,27 @@ std::vector<RemapRecord> Committing::take_remaps() {
   }
 }
 
+inline void Committing::plan_commit(Sequence& s, std::int64_t num_computed, std::int64_t written) {
+  plan_.clear();
+  if (block_size().whole(num_computed) <= s.num_chained) return;
+  plan_promotion(s, num_computed, written, plan_);
+  reserve_remaps(plan_);
+}
+
+void Committing::commit_in_groups(Sequence& s, std::int64_t num_computed) {
+  const bool loads = s.loads;
+  const std::int64_t loaded = loads ? rows().group_row(s).num_loaded : 0;
+  if (loads) check_at_least("num_computed_tokens", num_computed, loaded);
+  if (!replayed().empty() && use<GroupTables>().replay_to(s, num_computed)) return;
+  use<Keeping>().reserve_keeps(1);
+  plan_commit(s, num_computed, loads ? loaded : rows().written(s));
+  const std::int64_t written = loads ? use<GroupEnds>().settle_load(s) : 0;
+  s.num_computed = num_computed;
+  promote_all(plan_);
+  if (loads) s.num_written = written;
+  use<GroupEnds>().commit_groups(s);
+}
+
 void Committing::commit(Handle handle, std::int64_t num_computed) {
   Call call(rows());
   Sequence& s = rows().running(handle);
@@ -281,33 +302,17 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   const std::int64_t most = std::min(s.num_tokens, rows().num_slots(s));
   const std::int64_t least = rows().computed(s);
   check_bounds("num_computed_tokens", num_computed, least, most);
-  PromotionPlan& plan = plan_;
-  plan.clear();
   if (config().early_commit && s.early_step != step()) {
     s.early_step = step();
     s.num_settled = s.num_written = s.num_computed;
     if (!replayed().empty()) [[unlikely]]
       rows().group_row(s).begun = rows().group_row(s).replayed;
   }
-  if (has_groups()) [[unlikely]] {
-    if (s.loads)
-      check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
-    if (!replayed().empty() && use<GroupTables>().replay_to(s, num_computed)) return;
-    use<Keeping>().reserve_keeps(1);
-  }
-  const bool loads = s.loads;
-  if (block_size().whole(num_computed) > s.num_chained) {
-    const std::int64_t written = loads ? rows().group_row(s).num_loaded : rows().written(s);
-    plan_promotion(s, num_computed, written, plan);
-    reserve_remaps(plan);
-  }
-
-  const std::int64_t written = loads ? use<GroupEnds>().settle_load(s) : 0;
+  if (has_groups()) [[unlikely]]
+    return commit_in_groups(s, num_computed);
+  plan_commit(s, num_computed, rows().written(s));
   s.num_computed = num_computed;
-  promote_all(plan);
-  if (loads) [[unlikely]]
-    s.num_written = written;
-  if (has_groups()) use<GroupEnds>().commit_groups(s);
+  promote_all(plan_);
 }
 
 }  // namespace blockmgr

@@ -27,6 +27,8 @@ class Committing : public Part<Committing, GroupTables, Keeping, GroupEnds> {
 
  private:
   friend class Sequences;  // its fingerprint
+  void plan_commit(Sequence& s, std::int64_t num_computed, std::int64_t written);
+  [[gnu::noinline]] void commit_in_groups(Sequence& s, std::int64_t num_computed);
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
   [[gnu::noinline]] bool is_kept_apart(const Sequence& s, std::int64_t logical, NodeId cached,
                                        bool is_written) const;
