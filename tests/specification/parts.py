@@ -197,16 +197,13 @@ class ModelParts(ModelBoundaries):
 
     def useless(self) -> list[Block]:
         """The idle blocks of which no boundary needs anything (G5, G6, G7)."""
-        with self.indexed():
-            return self.unneeded()
-
-    def unneeded(self) -> list[Block]:
         kept = {block for block in self.live if block.stamp is None}
         needed = {content for prefix in self.stamps for content in self.needs(prefix)}
-        for content in sorted(needed, key=lambda content: -len(content[1][1])):
-            found = self.holding(content)
-            if not kept.intersection(found):
-                kept.update(found[:1])
+        with self.indexed():
+            for content in sorted(needed, key=lambda content: -len(content[1][1])):
+                found = self.holding(content)
+                if not kept.intersection(found):
+                    kept.update(found[:1])
         return [block for block in self.live if block not in kept]
 
     def is_awaited(self, copy: Copy) -> bool:

@@ -307,10 +307,6 @@ def draw_bare(rng: random.Random) -> list[str]:
     return layout
 
 
-NODES_A_BLOCK = 64
-"""More than a run fills. The default of the manager is 4,000 a state, all of them audited."""
-
-
 def draw_smaller_blocks(layout: Sequence[str], size: int, seed: int) -> list[str]:
     """Every fourth time, with blocks of their own for some groups; the seed comes from a draw."""
     rng = random.Random(f"{layout} {size} {seed}")
@@ -328,6 +324,10 @@ def draw_smaller_blocks(layout: Sequence[str], size: int, seed: int) -> list[str
 def blocks_in_a_node(layout: Sequence[str], size: int) -> int:
     sizes = [getattr(group, "block_size", None) or size for group in groups_named(layout)]
     return sum(size // each for each in sizes)
+
+
+NODES_A_BLOCK = 64
+"""More than a run fills. The default of the manager is 4,000 a state, all of them audited."""
 
 
 def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> dict[str, Any]:
