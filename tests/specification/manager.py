@@ -244,15 +244,12 @@ class Specification(ModelKeeping):
                 if not self.promises(seq) and self.confirms(seq):
                     seq.stands, seq.moves = True, 0
                 return
-            found, unwritten = seq.written, bool(seq.loads) and seq.written < seq.computed
             if seq.loads:  # it is in memory, and the forward of this step begins behind it
                 seq.settled = seq.written = seq.loads
             seq.computed, seq.loads = n, 0
             if not self.early:
                 seq.settled = seq.written = n
             self.follow(seq)
-            if unwritten:  # the forward of this step writes some of what it found before the load
-                seq.written = found
 
     def place_state(self, handle: int, slot: int) -> None:
         """Says in which of its slots the states of a sequence are: its forward has left several."""

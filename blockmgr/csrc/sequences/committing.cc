@@ -288,10 +288,9 @@ void Committing::commit_in_groups(Sequence& s, std::int64_t num_computed) {
   if (!replayed().empty() && use<GroupTables>().replay_to(s, num_computed)) return;
   use<Keeping>().reserve_keeps(1);
   plan_commit(s, num_computed, loads ? loaded : rows().written(s));
-  const std::int64_t written = loads ? use<GroupEnds>().settle_load(s) : 0;
+  if (loads) use<GroupEnds>().settle_load(s);
   s.num_computed = num_computed;
   promote_all(plan_);
-  if (loads) s.num_written = written;
   use<GroupEnds>().commit_groups(s);
 }
 

@@ -16,14 +16,11 @@ void GroupEnds::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
 }
 
 // Before its blocks are promoted: all of these are loaded, so none counts as unwritten, or one that
-// this sequence releases within the step would stay in the list of those. Returns how much of the
-// sequence is in memory: some of the blocks found before the load may be written by this step's
-// forward.
-std::int64_t GroupEnds::settle_load(Sequence& s) noexcept {
-  const std::int64_t written = rows().written(s);
+// this sequence releases within the step would stay in the list of those. This step's forward may
+// have yet to write blocks that were found before the load; the sequence writes behind them.
+void GroupEnds::settle_load(Sequence& s) noexcept {
   s.num_settled = s.num_written = rows().group_row(s).num_loaded;
   s.loads = false;
-  return written < s.num_cached ? written : s.num_written;
 }
 
 void GroupEnds::commit_groups(Sequence& s) noexcept {

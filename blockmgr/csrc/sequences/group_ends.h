@@ -26,7 +26,7 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   void keep_state(Sequence& s) noexcept;
   void drop_unseen_tails(NodeId parent) noexcept;
   void commit_groups(Sequence& s) noexcept;
-  [[gnu::cold]] std::int64_t settle_load(Sequence& s) noexcept;
+  [[gnu::cold]] void settle_load(Sequence& s) noexcept;
   void keep_path(const Sequence& s) noexcept;
   // Before a sequence gives its blocks back: its end becomes findable. resumes: it is preempted.
   void leave(Sequence& s, bool resumes) noexcept {
