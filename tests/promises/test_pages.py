@@ -1,4 +1,4 @@
-"""The promises of the pages on security and on steps that can be run."""
+"""The promises of the pages on security and on steps, as ``tests.sentences`` lists them."""
 
 from __future__ import annotations
 
@@ -23,35 +23,7 @@ from blockmgr import (
     StepError,
     TicketError,
 )
-from tests.promises.pages import PAGES, WHY, register, sentences
 from tests.promises.watcher import CALLS, Watcher
-from tests.sentences import has_test, key
-
-# The pages themselves.
-
-
-def test_every_sentence_is_run_or_says_why_not() -> None:
-    known = register()
-    missing = [
-        f"{page}: {text}" for page in PAGES for text in sentences(page) if key(text) not in known
-    ]
-    assert not missing, "\n".join([*missing, "(add them to tests/promises/pages.toml)"])
-
-
-def test_every_entry_is_a_sentence_of_a_page() -> None:
-    said = {key(text) for page in PAGES for text in sentences(page)}
-    assert not [entry["text"] for name, entry in register().items() if name not in said]
-
-
-def test_every_entry_names_a_test_that_exists_or_a_known_reason() -> None:
-    for entry in register().values():
-        [kind] = set(entry) - {"text"}
-        assert kind in {"run", "why"}, entry
-        if kind == "why":
-            assert entry["why"] in WHY, entry
-        else:
-            assert has_test(entry["run"]), entry
-
 
 # Slots and computed counts.
 

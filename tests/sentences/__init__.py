@@ -1,7 +1,8 @@
 """Claims of README and the pages with a number, or with "any", "never" or "always".
 
-``python -m tests.sentences`` lists the sentences that are missing in ``register.toml``, and entries
-whose sentence is on no page; ``--add`` adds the former as open and drops the latter. Sentences are
+Of the pages that promise something to engines and to tenants, every sentence is a claim. ``python
+-m tests.sentences`` lists the sentences that are missing in ``register.toml``, and entries whose
+sentence is on no page; ``--add`` adds the former as open and drops the latter. Sentences are
 compared only by letters and digits, so that line breaks, links, emphasis and moves between pages do
 not matter.
 """
@@ -14,6 +15,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 REGISTER = Path(__file__).with_name("register.toml")
@@ -25,7 +27,18 @@ END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_`\[]*[A-Z0-9`])")
 SHORT = ("e.g.", "i.e.", "vs.", "al.", "No.", "Fig.", "St.")
 FENCE = re.compile(r"^\s*(```|~~~)")
 ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
-VERDICTS = ("definition", "reason", "cited", "generated", "command", "history", "open")
+PROMISES = ("docs/security.md", "docs/step-contract.md")
+# What stands behind a sentence: see register.toml. Of some, there is nothing more to say.
+BARE = ("definition", "reason", "limit", "engine", "cited")
+NAMED = ("test", "generated", "command", "history", "open")
+
+
+class Entry(NamedTuple):
+    """What stands behind a sentence, and which one: a test, a command; empty for most verdicts."""
+
+    text: str
+    kind: str
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a page that make a claim."""
+    """Every sentence in the running text of a page."""
     for paragraph in paragraphs(text):
         parts: list[str] = []
         for part in END.split(paragraph):
@@ -81,22 +94,40 @@ def sentences(text: str) -> Iterator[str]:
                 parts[-1] += f" {part}"
             else:
                 parts.append(part)
-        yield from (part for part in parts if CLAIM.search(re.sub(r"\]\([^)]*\)", "]", part)))
+        yield from parts
+
+
+def claims(text: str) -> bool:
+    """Whether a sentence has a number, or leaves no exception."""
+    return bool(CLAIM.search(re.sub(r"\]\([^)]*\)", "]", text)))
 
 
 def found() -> dict[str, Sentence]:
     """Every sentence that needs an entry, by its key."""
     every: dict[str, Sentence] = {}
-    for page in pages():
-        for text in sentences(page.read_text(encoding="utf-8")):
-            every.setdefault(key(text), Sentence(text, str(page.relative_to(ROOT))))
+    for path in pages():
+        page = str(path.relative_to(ROOT))
+        for text in sentences(path.read_text(encoding="utf-8")):
+            if page in PROMISES or claims(text):
+                every.setdefault(key(text), Sentence(text, page))
     return every
 
 
-def register() -> dict[str, dict[str, str]]:
-    """The entries, by key: each with ``text``, and one of ``test`` and the verdicts."""
-    entries = tomllib.loads(REGISTER.read_text(encoding="utf-8"))["sentence"]
-    return {key(entry["text"]): entry for entry in entries}
+def register() -> dict[str, Entry]:
+    """The entries, by key.
+
+    Raises:
+        ValueError: A kind of evidence that is none, or a sentence that is there twice.
+    """
+    kinds = tomllib.loads(REGISTER.read_text(encoding="utf-8"))
+    if unknown := kinds.keys() - {*BARE, *NAMED}:
+        raise ValueError(f"{REGISTER.name}: no kind of evidence is called {unknown}")
+    bare = [Entry(text, kind, "") for kind in BARE for text in kinds.get(kind, [])]
+    named = [Entry(text, kind, kinds[kind][text]) for kind in NAMED for text in kinds.get(kind, {})]
+    entries = {key(entry.text): entry for entry in (*bare, *named)}
+    if len(entries) < len(bare) + len(named):
+        raise ValueError(f"{REGISTER.name} has a sentence twice")
+    return entries
 
 
 def has_test(node: str) -> bool:

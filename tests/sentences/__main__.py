@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterable
 
-from tests.sentences import REGISTER, VERDICTS, found, register
+from tests.sentences import BARE, NAMED, REGISTER, Entry, found, register
 
 HEAD = """\
-# Sentences of README and docs with a number, or with "any", "never" or "always", and what stands
-# behind each: the test that checks it, or why none does.
+# Sentences of README and docs with a number, or with "any", "never" or "always", and every sentence
+# of the pages that promise something to engines and to tenants; by what stands behind them.
 #
-#   test         a test that fails if it is not true
-#   definition   says what a word or an option means, or what the reader is to do
+#   definition   says what a word or an option means, what follows, or what the reader is to do
+#   reason       argues for a decision, or says how something is built: review is its check
+#   limit        says what is not promised
+#   engine       is about the device or the stream, which only an engine has
 #   cited        stands in a work that the sentence names
+#   test         a test that fails if it is not true
 #   generated    the page is written by a program, which a check compares
 #   command      a measurement, and what repeats it
-#   reason       argues for a decision, or says how something is built: review is its check
 #   history      was measured once, of a build or an alternative that is not in the tree
 #   open         nobody has checked it yet
 #
@@ -25,13 +29,20 @@ HEAD = """\
 """
 
 
-def write(entries: list[dict[str, str]]) -> None:
-    lines = [HEAD]
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a string of JSON is one of TOML
+
+
+def write(entries: Iterable[Entry]) -> None:
+    by_kind: dict[str, list[Entry]] = {kind: [] for kind in (*BARE, *NAMED)}
     for entry in entries:
-        lines.append("[[sentence]]")
-        # A string of JSON is one of TOML.
-        lines += [f"{name} = {json.dumps(entry[name], ensure_ascii=False)}" for name in entry]
-        lines.append("")
+        by_kind[entry.kind].append(entry)
+    lines = [HEAD]
+    for kind in BARE:
+        lines += [f"{kind} = [", *(f"  {quoted(e.text)}," for e in by_kind[kind]), "]", ""]
+    for kind in NAMED:
+        rows = (f"{quoted(e.text)} = {quoted(e.evidence)}" for e in by_kind[kind])
+        lines += [f"[{kind}]", *rows, ""]
     REGISTER.write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -46,15 +57,15 @@ def main() -> int:
     for sentence in missing:
         print(f"missing: {sentence.page}: {sentence.text}")
     for entry in gone:
-        print(f"on no page: {entry['text']}")
+        print(f"on no page: {entry.text}")
     if args.open:
         for key, entry in known.items():
-            if "open" in entry and key in said:
+            if entry.kind == "open" and key in said:
                 print(f"open: {said[key].page}: {said[key].text}")
     if args.add:
         kept = [entry for key, entry in known.items() if key in said]
-        write([*kept, *({"text": s.text, "open": s.page} for s in missing)])
-    kinds = {kind: sum(kind in entry for entry in known.values()) for kind in ("test", *VERDICTS)}
+        write([*kept, *(Entry(each.text, "open", each.page) for each in missing)])
+    kinds = dict(Counter(entry.kind for entry in known.values()))
     print(f"{len(said)} sentences, {len(missing)} missing; in the register {kinds}")
     return int(bool(missing) and not args.add)
 
