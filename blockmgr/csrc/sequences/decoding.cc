@@ -208,19 +208,19 @@ void Decoding::plan_moved_parts(const Sequence& s, std::int64_t logical, DecodeP
 void Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan& plan) {
   use<Keeping>().reserve_keeps(count);
   plan.promotions.dropped.clear();
-  for (std::int64_t i = 0; i < count; ++i) {
-    const Sequence& s = rows().at(handles[i]);
-    use<GroupTables>().refuse_loading(s, "decode");
-    home_needs(plan, s) += use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
-  }
-  if (!drops_before_taking()) return;
+  const bool drops_first = drops_before_taking();
   std::int64_t committed = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().at(handles[i]);
-    home_needs(plan, s) -= use<GroupTables>().num_dropped(s, plan.promotions.dropped);
-    committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
+    use<GroupTables>().refuse_loading(s, "decode");
+    std::int64_t parts = use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
+    if (drops_first) {
+      parts -= use<GroupTables>().num_dropped(s, plan.promotions.dropped);
+      committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
+    }
+    home_needs(plan, s) += parts;
   }
-  plan.promotions.count_taken(use<GroupTables>().blocks_of_units(committed));
+  if (drops_first) plan.promotions.count_taken(use<GroupTables>().blocks_of_units(committed));
 }
 
 // All tokens of these but those that decode appends are computed: what becomes findable, and what

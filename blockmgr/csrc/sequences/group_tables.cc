@@ -82,8 +82,9 @@ void GroupTables::throw_loading(const Sequence& s, const char* call) const {
 // Gives back what no query to come reads.
 void GroupTables::drop_windows(Sequence& s) noexcept {
   const std::int64_t from = std::max<std::int64_t>(0, rows().settled(s) - config().max_rollback);
+  GroupRow& row = rows().group_row(s);
   for (const int g : attention()) {
-    std::int32_t& first = rows().group_row(s).first[nth(g)];
+    std::int32_t& first = row.first[nth(g)];
     const Group& group = groups()->group(g);
     if (first * std::int64_t{config().block_size} + group.end > group.first_read(from)) continue;
     const auto until = static_cast<std::int32_t>(groups()->first_unit(g, from));
@@ -118,11 +119,13 @@ void GroupTables::refuse_unknown_state(const Sequence& s, const char* call) cons
 std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& parts) const {
   std::int64_t dropped = 0;
   const std::int64_t from = std::max<std::int64_t>(0, s.num_tokens - config().max_rollback);
+  const GroupRow& row = rows().group_row(s);
+  const std::int64_t slots = rows().num_slots(s);
   for (const int g : growing()) {
     const Group& group = groups()->group(g);
-    const std::int64_t read = std::min(group.first_read(from), rows().num_slots(s));
-    for (std::int64_t unit = rows().group_row(s).first[nth(g)];
-         unit * config().block_size + group.end <= read; ++unit) {
+    const std::int64_t read = std::min(group.first_read(from), slots);
+    for (std::int64_t unit = row.first[nth(g)]; unit * config().block_size + group.end <= read;
+         ++unit) {
       const NodeId m = block_of(s, g, unit);
       if (nodes().uses(m) != Uses{1, 0} || (pool().num_leaving() && pool().is_out(m))) continue;
       add_to(parts, m);

@@ -30,6 +30,16 @@ int slices_of_full(const Config& config) {
   return config.full_block_size ? config.block_size / config.full_block_size : 1;
 }
 
+// Apart, so that what every call looks up needs no stack.
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_unknown(Handle handle) {
+  throw UnknownSequence(handle);
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_preempted(Handle handle) {
+  throw Error(ErrorKind::kSequenceState,
+              "sequence " + std::to_string(handle) + " is preempted; resume it first");
+}
+
 }  // namespace
 
 Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const PolicyMaker& make)
@@ -93,10 +103,10 @@ std::int64_t Rows::share_of_watermark(int partition, std::int64_t asked) const {
 
 const Sequence& Rows::live(Handle handle) const {
   const std::int64_t index = row_of(handle);
-  if (handle < 0 || index >= config_.max_seqs) throw UnknownSequence(handle);
+  if (handle < 0 || index >= config_.max_seqs) refuse_unknown(handle);
   const Sequence& s = sequences[nth(index)];
   if (s.state == Sequence::kUnused || s.generation != static_cast<std::uint64_t>(handle) >> 32)
-    throw UnknownSequence(handle);
+    refuse_unknown(handle);
   return s;
 }
 
@@ -110,9 +120,7 @@ Sequence& Rows::running(Handle handle) {
 
 const Sequence& Rows::running(Handle handle) const {
   const Sequence& s = live(handle);
-  if (s.state == Sequence::kPreempted)
-    throw Error(ErrorKind::kSequenceState,
-                "sequence " + std::to_string(handle) + " is preempted; resume it first");
+  if (s.state == Sequence::kPreempted) refuse_preempted(handle);
   return s;
 }
 
