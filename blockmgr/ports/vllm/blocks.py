@@ -177,17 +177,11 @@ class BlockPool:
     refused at start-up.
     """
 
-    def __init__(
-        self, manager: BlockManager, enable_caching: bool, events: KVEvents | None = None
-    ) -> None:
+    def __init__(self, manager: BlockManager, events: KVEvents | None = None) -> None:
         self._manager = manager
         self.blocks = AllBlocks(manager)
         self.null_block = Block(manager, 0)
         self.num_gpu_blocks = manager.config.num_blocks
-        self.hash_block_size = manager.config.block_size
-        self.enable_caching = enable_caching
-        self.kv_event_queue: list[Any] = []
-        self.enable_kv_cache_events = events is not None
         self._events = events
 
     def get_num_free_blocks(self) -> int:

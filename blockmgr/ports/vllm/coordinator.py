@@ -28,20 +28,12 @@ class Coordinator:
     """Counts blocks of all groups."""
 
     enable_partial_hash_hits = False
-    num_reprefillable_tokens = 0
 
-    def __init__(
-        self,
-        layers: Sequence[Layers],
-        pool: BlockPool,
-        held: Mapping[str, Held],
-        use_eagle: bool,
-    ) -> None:
+    def __init__(self, layers: Sequence[Layers], pool: BlockPool, held: Mapping[str, Held]) -> None:
         self.single_type_managers = tuple(
             SingleTypeManager(each, pool, group) for group, each in enumerate(layers)
         )
         self.block_pool = pool
-        self.eagle_group_ids = set(range(len(layers))) if use_eagle else set()
         self._layers = layers
         self._held = held
 

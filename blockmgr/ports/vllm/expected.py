@@ -237,17 +237,8 @@ ATTRIBUTES = {
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": (
         "single_type_managers",
         "enable_partial_hash_hits",
-        "eagle_group_ids",
-        "num_reprefillable_tokens",
     ),
-    "vllm.v1.core.block_pool:BlockPool": (
-        "blocks",
-        "null_block",
-        "num_gpu_blocks",
-        "hash_block_size",
-        "enable_caching",
-        "kv_event_queue",
-    ),
+    "vllm.v1.core.block_pool:BlockPool": ("blocks", "null_block", "num_gpu_blocks"),
     "vllm.v1.core.sched.scheduler:Scheduler": (
         "kv_cache_manager",
         "connector",

@@ -138,8 +138,8 @@ class KVCacheManager:
         self.hints = Hints(self.manager) if options.kv_hints else None
         self._carried = CarriedHints(self.hints, logger) if self.hints else None
         self.report = Report(self.manager, options.report_every, self._misses, self.wishes.ignored)
-        self.block_pool = BlockPool(self.manager, enable_caching, self.kv_events)
-        self.coordinator = Coordinator(self.layers, self.block_pool, self._held, use_eagle)
+        self.block_pool = BlockPool(self.manager, self.kv_events)
+        self.coordinator = Coordinator(self.layers, self.block_pool, self._held)
         self.empty_kv_cache_blocks = self._tables.empty
 
     def _new_manager(self, max_seqs: int, max_blocks_per_seq: int) -> BlockManager:
