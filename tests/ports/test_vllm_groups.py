@@ -424,8 +424,8 @@ def test_blocks_of_several_groups_come_as_a_list_for_each(vllm: None) -> None:
     step(manager, request("a", TOKENS), 19)
     blocks = manager.get_blocks("a")
     assert blocks.get_block_ids(group_ids=[1, 0]) == tuple(reversed(blocks.get_block_ids()))
-    assert blocks.new_empty().get_block_ids(allow_none=True) is None
-    assert blocks.new_empty().get_block_ids() == ([], [])
+    assert blocks.first(0).get_block_ids(allow_none=True) is None
+    assert blocks.first(0).get_block_ids() == ([], [])
     both = manager.truncate_computed_blocks(blocks, 8) + manager.truncate_computed_blocks(blocks, 4)
     assert [len(ids) for ids in both.get_block_ids()] == [3, 3]
     last = [ids[4] for ids in blocks.get_block_ids()]

@@ -96,7 +96,7 @@ def test_a_block_is_looked_up_when_it_is_asked_for() -> None:
     assert (first.ref_cnt, first.block_hash, first.is_null) == (1, None, False)
     core.commit(handle, 3)
     assert first.block_hash is not None
-    assert (first.block_hash_num_tokens, last.block_hash_num_tokens) == (2, None)
+    assert last.block_hash is None
     assert Block(core, 0).is_null
 
 
@@ -105,8 +105,8 @@ def test_blocks_of_a_group_come_as_lists_of_ids() -> None:
     layers: Any = (SimpleNamespace(num_entries=lambda slots: -(-slots // 2)),)
     blocks = Blocks(core, layers, ([1, 2],))
     assert blocks.get_block_ids() == ([1, 2],)
-    assert blocks.new_empty().get_block_ids() == ([],)
-    assert blocks.new_empty().get_block_ids(allow_none=True) is None
+    assert blocks.first(0).get_block_ids() == ([],)
+    assert blocks.first(0).get_block_ids(allow_none=True) is None
     assert (blocks + Blocks(core, layers, ([3],))).by_group == ([1, 2, 3],)
     assert blocks.get_unhashed_block_ids_all_groups() == [[1, 2]]
 

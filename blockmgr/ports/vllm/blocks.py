@@ -47,11 +47,6 @@ class Block:
         return None if self.is_null or not self._manager.is_cached(self.block_id) else CACHED
 
     @property
-    def block_hash_num_tokens(self) -> int | None:
-        """Number of tokens, if the block can be found."""
-        return None if self.block_hash is None else self._manager.config.block_size
-
-    @property
     def ref_cnt(self) -> int:
         """The number of tables that name it, plus its holds."""
         return 1 if self.is_null else self._manager.ref_count(self.block_id)
@@ -102,10 +97,6 @@ class Blocks:
         """The leading blocks of each group, for this many tokens."""
         groups = zip(self.by_group, self._layers, strict=True)
         return self._of(tuple(ids[: layers.num_entries(num_tokens)] for ids, layers in groups))
-
-    def new_empty(self) -> Blocks:
-        """The same number of groups, without blocks."""
-        return self.first(0)
 
     def __add__(self, other: Blocks) -> Blocks:
         pairs = zip(self.by_group, other.by_group, strict=True)

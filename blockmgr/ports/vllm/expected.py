@@ -75,7 +75,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks.get_block_ids": ("allow_none", "group_ids"),
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks.get_unhashed_block_ids": (),
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks.get_unhashed_block_ids_all_groups": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheBlocks.new_empty": (),
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks.__add__": ("other",),
     "vllm.v1.core.block_pool:BlockPool.free_blocks": ("ordered_blocks",),
     "vllm.v1.core.block_pool:BlockPool.touch": ("blocks",),
@@ -195,13 +194,7 @@ CHANGED: dict[str, dict[str, tuple[str, ...]]] = {
 """Differences in later versions."""
 
 ATTRIBUTES = {
-    "vllm.v1.core.kv_cache_utils:KVCacheBlock": (
-        "block_id",
-        "block_hash",
-        "block_hash_num_tokens",
-        "is_null",
-        "ref_cnt",
-    ),
+    "vllm.v1.core.kv_cache_utils:KVCacheBlock": ("block_id", "block_hash", "is_null", "ref_cnt"),
     "vllm.v1.request:Request": (
         "request_id",
         "_all_token_ids",

@@ -100,7 +100,6 @@ class KVCacheManager:
         # vLLM 0.33 may keep the last block, because its hashes cover the tokens behind.
         self.use_eagle = use_eagle or num_hash_lookahead_tokens > 0
         self.log_stats = log_stats
-        self.metrics_collector = metrics_collector
         self.enable_kv_cache_events = enable_kv_cache_events
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
