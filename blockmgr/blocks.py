@@ -130,8 +130,9 @@ class Match:
             not compute them.
         stops: With groups of states, what ``stops`` returns after that admission: the engine can
             choose the first chunk of the prompt before it admits the prompt.
-        num_shared_tokens: Leading tokens that full attention has. Fewer are cached where other
-            groups lack what the query behind them reads, and the last token is computed.
+        num_shared_tokens: Leading tokens that full attention has; of all but the last one, unless
+            ``stop_margin_tokens`` asks what is behind a hit. Fewer are cached where other groups
+            lack what the query behind them reads, and the last token is computed.
         num_replayed_tokens: With uncached windows, the tokens after the cached ones that are found,
             too, and are computed again for uncached groups alone; else 0.
     """

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from blockmgr.ports.vllm import Options
+from blockmgr.ports.vllm.blocks import first_full
 from tests.ports.vllm_modules import (
     KINDS,
     SIZE,
@@ -274,6 +275,17 @@ def test_what_the_next_turn_finds_with_the_head_of_eagle_outlives_what_was_passe
     assert manager.get_computed_blocks(request("next", [*prompt, 90, 91]))[1] == 24
 
 
+@pytest.mark.parametrize("specs", [(FULL,), (FULL, WINDOW)])
+def test_the_head_of_eagle_finds_all_before_the_last_block_if_that_is_cached(
+    vllm: None, specs: tuple[Any, ...]
+) -> None:
+    manager = make(*specs, use_eagle=True)
+    serve(manager, TOKENS)
+    for length, found in ((16, 12), (15, 8), (13, 8), (12, 8), (8, 4), (4, 0)):
+        again = request("again", TOKENS[:length])
+        assert manager.get_computed_blocks(again)[1] == found
+
+
 @pytest.mark.parametrize("specs", [(FULL,), (FULL, WINDOW), (FULL, LARGE)])
 def test_the_head_of_eagle_finds_one_token_less_where_parts_of_blocks_are_found(
     vllm: None, specs: tuple[Any, ...]
@@ -389,12 +401,11 @@ def test_blocks_that_a_request_still_takes_are_counted_by_group(
     step(manager, request("a", TOKENS), 8)
     for capped, expected in ((False, most), (True, least)):
         assert tuple(needed(manager, name, 40, capped=capped) for name in "ab") == expected
-    assert manager.coordinator.group_block_sizes == (4, window.block_size)
 
 
 def test_the_first_group_of_full_attention_is_named(vllm: None) -> None:
     for specs, first in (((FULL, WINDOW), 0), ((CHUNK, FULL), 1)):
-        assert make(*specs).coordinator.full_attention_group_id == first
+        assert first_full(make(*specs).layers) == first
 
 
 @pytest.mark.parametrize(("window", "new"), [(WINDOW, 2), (LARGE, 1)])
@@ -413,8 +424,8 @@ def test_blocks_of_several_groups_come_as_a_list_for_each(vllm: None) -> None:
     step(manager, request("a", TOKENS), 19)
     blocks = manager.get_blocks("a")
     assert blocks.get_block_ids(group_ids=[1, 0]) == tuple(reversed(blocks.get_block_ids()))
-    assert blocks.new_empty().get_block_ids(allow_none=True) is None
-    assert blocks.new_empty().get_block_ids() == ([], [])
+    assert blocks.first(0).get_block_ids(allow_none=True) is None
+    assert blocks.first(0).get_block_ids() == ([], [])
     both = manager.truncate_computed_blocks(blocks, 8) + manager.truncate_computed_blocks(blocks, 4)
     assert [len(ids) for ids in both.get_block_ids()] == [3, 3]
     last = [ids[4] for ids in blocks.get_block_ids()]

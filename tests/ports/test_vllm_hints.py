@@ -70,8 +70,8 @@ def test_a_request_keeps_its_prompt_as_it_says(
 def test_a_request_pins_what_it_leaves(specs: tuple[Any, ...]) -> None:
     manager = make(*specs, retention=True, kv_hints=True, max_pinned_blocks=4)
     serve(manager, A, "kept", kv_hints=envelope("kv.pin"))
-    assert manager.hints.hints.counts.results["deferred"] == 1
-    assert manager.hints.hints.counts.pins == 1
+    assert manager.hints.counts.results["deferred"] == 1
+    assert manager.hints.counts.pins == 1
     fill(manager)
     assert found(manager, A) == 8
 
@@ -82,7 +82,7 @@ def test_a_hint_acts_in_the_namespace_of_its_request() -> None:
     names = [digest.hex() for digest in manager.manager.block_digests(A[:8])]
     hint = envelope("kv.demote", block_hashes=names)
     serve(manager, B, "ours", cache_salt="ours", kv_hints=hint)
-    assert manager.hints.hints.counts.results["missing"] == 1
+    assert manager.hints.counts.results["missing"] == 1
 
 
 def test_malformed_hints_are_counted_and_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,7 +90,7 @@ def test_malformed_hints_are_counted_and_stop_nothing(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING):
         for number, wrong in enumerate([3, {}, b"\xc1", {"protocol_version": "9"}]):
             serve(manager, A, str(number), kv_hints=wrong)
-    assert manager.hints.hints.counts.malformed == 4
+    assert manager.hints.counts.malformed == 4
     assert len(caplog.records) == 1
 
 

@@ -96,7 +96,7 @@ def test_a_block_is_looked_up_when_it_is_asked_for() -> None:
     assert (first.ref_cnt, first.block_hash, first.is_null) == (1, None, False)
     core.commit(handle, 3)
     assert first.block_hash is not None
-    assert (first.block_hash_num_tokens, last.block_hash_num_tokens) == (2, None)
+    assert last.block_hash is None
     assert Block(core, 0).is_null
 
 
@@ -105,15 +105,15 @@ def test_blocks_of_a_group_come_as_lists_of_ids() -> None:
     layers: Any = (SimpleNamespace(num_entries=lambda slots: -(-slots // 2)),)
     blocks = Blocks(core, layers, ([1, 2],))
     assert blocks.get_block_ids() == ([1, 2],)
-    assert blocks.new_empty().get_block_ids() == ([],)
-    assert blocks.new_empty().get_block_ids(allow_none=True) is None
+    assert blocks.first(0).get_block_ids() == ([],)
+    assert blocks.first(0).get_block_ids(allow_none=True) is None
     assert (blocks + Blocks(core, layers, ([3],))).by_group == ([1, 2, 3],)
     assert blocks.get_unhashed_block_ids_all_groups() == [[1, 2]]
 
 
 def test_a_touched_block_is_kept_until_it_is_freed() -> None:
     core = manager()
-    pool = BlockPool(core, enable_caching=True)
+    pool = BlockPool(core)
     handle = core.admit([1, 2, 3])
     core.commit(handle, 3)
     block = pool.blocks[core.block_ids(handle)[0]]
@@ -127,12 +127,12 @@ def test_a_touched_block_is_kept_until_it_is_freed() -> None:
 
 
 def test_blocks_a_request_still_takes_are_counted() -> None:
-    pool = BlockPool(manager(), enable_caching=True)
+    pool = BlockPool(manager())
     held = {"a": Held(SimpleNamespace(), 1, 3, 4, 2, 4)}
     named = {"block_size": 2, "spec": None, "most_blocks": None}
     named |= {"has_states": False, "is_ring": False}
     layers: Any = SimpleNamespace(num_entries=lambda slots: -(-slots // 2), **named)
-    counts = Coordinator((layers,), pool, held, use_eagle=False)
+    counts = Coordinator((layers,), pool, held)
 
     def needed(name: str, num_tokens: int) -> int:
         return counts.get_num_blocks_to_allocate(name, num_tokens, ([],), 0, 0, 0, num_tokens)

@@ -381,8 +381,18 @@ def test_a_draft_head_finds_a_state_if_the_token_behind_it_is_cached(vllm: None)
     manager = make(FULL, DRAFTED, num_blocks=99, use_eagle=True, min_partial_tokens=1)
     scheduler = Scheduler(manager)
     scheduler.run("first", TOKENS)
-    for tokens, found in (([*TOKENS, 90], 16), ([*TOKENS[:17], 90], 16), ([*TOKENS[:16], 90], 0)):
+    behind = ([*TOKENS, 90], TOKENS, [*TOKENS[:17], 90], TOKENS[:17])
+    for tokens, found in (*((each, 16) for each in behind), ([*TOKENS[:16], 90], 0)):
         assert manager.get_computed_blocks(request("next", tokens))[1] == found
+
+
+def test_without_parts_of_blocks_a_draft_head_needs_the_block_behind_a_state(vllm: None) -> None:
+    manager = make(FULL, DRAFTED, num_blocks=99, use_eagle=True, min_partial_tokens=0)
+    served = request("first", TOKENS[:17])
+    assert Scheduler(manager).compute(served) == [12, 17]
+    assert manager.get_computed_blocks(request("next", TOKENS[:16]))[1] == 12
+    manager.free(served)  # no state is behind that block
+    assert manager.get_computed_blocks(request("next", TOKENS))[1] == 0
 
 
 def test_a_draft_head_finds_the_states_that_its_prompts_left(vllm: None) -> None:

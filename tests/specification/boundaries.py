@@ -352,7 +352,8 @@ class ModelBoundaries(ModelResuming):
         has of it, where prompts diverge; the latter may be within a unit (rule 16). A window may
         have been evicted there; the forward computes it again.
         """
-        last = (len(seq.tokens) - 1) // self.size * self.size
+        # What a hit needs behind it may be all of the prompt.
+        last = (len(seq.tokens) - (not self.stop_margin_tokens)) // self.size * self.size
         end = self.last_stop(seq)
         asked = self.full_attention() or [g for g, _ in self.attention()]
 
@@ -381,7 +382,7 @@ class ModelBoundaries(ModelResuming):
         """The end of the longest common prefix within a unit after the deepest one; 0: none."""
         if not self.min_partial_tokens or not asked:
             return 0
-        most = min(deepest + self.size, len(seq.tokens) - 1)
+        most = min(deepest + self.size, len(seq.tokens) - (not self.stop_margin_tokens))
 
         def shares(length: int) -> bool:
             prefix = seq.prefix(length)

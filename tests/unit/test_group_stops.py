@@ -71,6 +71,23 @@ def test_with_a_margin_stops_leave_room_for_what_a_hit_needs_behind_it() -> None
     assert manager.match(parts).stops == manager.stops(manager.admit(parts)) == (4, 12)
 
 
+def test_with_a_margin_all_of_a_prompt_may_be_shared() -> None:
+    manager = hybrid(stop_margin_tokens=4)
+    handle = manager.admit(range(17))
+    for stop in (12, 17):
+        step(manager, handle, stop)
+    found = manager.match(range(16))
+    assert (found.num_cached_tokens, found.num_shared_tokens, found.stops) == (12, 16, ())
+    assert manager.match(range(15)).num_shared_tokens == 12
+    assert sum(each.num_tokens for each in manager.explain(range(16)).misses) == 4
+    parts = hybrid(stop_margin_tokens=1, min_partial_tokens=1)
+    handle = parts.admit(range(21))
+    for stop in (20, 21):
+        step(parts, handle, stop)
+    assert parts.match(range(17)).num_shared_tokens == 17
+    assert parts.match(range(17), max_cached_tokens=12).num_shared_tokens == 17
+
+
 def test_a_margin_may_put_a_stop_within_a_block() -> None:
     manager = hybrid(min_partial_tokens=2, prompt_end_stop=0, stop_margin_tokens=1)
     assert manager.match(PROMPT).stops == (8, 10)

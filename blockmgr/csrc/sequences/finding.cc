@@ -184,7 +184,7 @@ std::int64_t Finding::kept_before_load(const NodeId* chain, std::int64_t count,
 // Of a call that takes less than is cached: where prompts diverge does not depend on that.
 std::int64_t Finding::count_shared(const Token* tokens, std::int64_t num_tokens,
                                    const ExtrasIds* extras, Found lead) const {
-  if (!config().min_partial_tokens || !num_states()) return 0;
+  if (!config().min_partial_tokens || !(num_states() || config().stop_margin)) return 0;
   return find_partial(tokens, num_tokens, extras, false, lead);
 }
 

@@ -66,20 +66,23 @@ class Finding : public Part<Finding, GroupTables> {
                                                  const Applicant& applicant, Found& found,
                                                  Reach& reach, std::int64_t most) {
   const std::int64_t count = applicant.looked_up(num_tokens);
-  find_prefix(tokens, num_tokens, applicant.root, applicant.extras, found);
+  // With a margin, a hit may need all of the prompt behind it.
+  const bool looks_on = config().stop_margin > 0;
+  find_prefix(tokens, num_tokens + looks_on, applicant.root, applicant.extras, found);
   std::int64_t shared = 0;
-  reach.num_lead = found.num_full;
-  if (count < num_tokens) [[unlikely]] {
-    shared = count_shared(tokens, num_tokens, applicant.extras, found);
+  const std::int64_t lead = found.num_full;
+  reach.num_lead = std::min(lead, block_size().whole(num_tokens - 1));
+  if (count < num_tokens || looks_on) [[unlikely]] {
+    shared = count_shared(tokens, num_tokens + looks_on, applicant.extras, found);
     // One token is left to compute.
-    cut(found, std::min(found.num_full, block_size().whole(count - 1)), applicant.root);
+    cut(found, std::min(lead, block_size().whole(count - 1)), applicant.root);
   }
   if (config().min_partial_tokens && (has_groups() || found.num_full < most)) {
     const int more = find_partial(tokens, count, applicant.extras, false, found);
-    if (count == num_tokens) shared = more;
+    if (count == num_tokens && !looks_on) shared = more;
   }
   reach.num_shared =
-      reach.num_lead * config().block_size + (shared < config().min_partial_tokens ? 0 : shared);
+      lead * config().block_size + (shared < config().min_partial_tokens ? 0 : shared);
   reach.num_whole = has_groups() ? find_served(tokens, count, applicant, found) : found.num_full;
 }
 

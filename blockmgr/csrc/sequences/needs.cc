@@ -167,7 +167,7 @@ Stops Needs::stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::i
   const std::int64_t size = config().block_size;
   // With a margin, a prompt that shares no more than this one could not continue from the end.
   const std::int64_t margin = num_states() ? config().stop_margin : 0;
-  num_shared = std::max<std::int64_t>(0, num_shared - margin);
+  num_shared = std::max<std::int64_t>(0, std::min(num_shared - margin, num_tokens - 1));
   // A tail without a state is no stop.
   if (!num_states() || !can_stop_at(num_shared)) num_shared -= num_shared % size;
   num_shared = last_start(num_shared);

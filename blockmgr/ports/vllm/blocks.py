@@ -47,11 +47,6 @@ class Block:
         return None if self.is_null or not self._manager.is_cached(self.block_id) else CACHED
 
     @property
-    def block_hash_num_tokens(self) -> int | None:
-        """Number of tokens, if the block can be found."""
-        return None if self.block_hash is None else self._manager.config.block_size
-
-    @property
     def ref_cnt(self) -> int:
         """The number of tables that name it, plus its holds."""
         return 1 if self.is_null else self._manager.ref_count(self.block_id)
@@ -102,10 +97,6 @@ class Blocks:
         """The leading blocks of each group, for this many tokens."""
         groups = zip(self.by_group, self._layers, strict=True)
         return self._of(tuple(ids[: layers.num_entries(num_tokens)] for ids, layers in groups))
-
-    def new_empty(self) -> Blocks:
-        """The same number of groups, without blocks."""
-        return self.first(0)
 
     def __add__(self, other: Blocks) -> Blocks:
         pairs = zip(self.by_group, other.by_group, strict=True)
@@ -177,17 +168,11 @@ class BlockPool:
     refused at start-up.
     """
 
-    def __init__(
-        self, manager: BlockManager, enable_caching: bool, events: KVEvents | None = None
-    ) -> None:
+    def __init__(self, manager: BlockManager, events: KVEvents | None = None) -> None:
         self._manager = manager
         self.blocks = AllBlocks(manager)
         self.null_block = Block(manager, 0)
         self.num_gpu_blocks = manager.config.num_blocks
-        self.hash_block_size = manager.config.block_size
-        self.enable_caching = enable_caching
-        self.kv_event_queue: list[Any] = []
-        self.enable_kv_cache_events = events is not None
         self._events = events
 
     def get_num_free_blocks(self) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blockmgr.ports.vllm.blocks import first_full
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -24,30 +22,18 @@ class SingleTypeManager:
         self.kv_cache_spec: Any = layers.spec
         self.block_pool = pool
         self.kv_cache_group_id = group
-        self.retains_longer_hit = False
-        self.records_new_block_ids = False
 
 
 class Coordinator:
     """Counts blocks of all groups."""
 
     enable_partial_hash_hits = False
-    num_reprefillable_tokens = 0
 
-    def __init__(
-        self,
-        layers: Sequence[Layers],
-        pool: BlockPool,
-        held: Mapping[str, Held],
-        use_eagle: bool,
-    ) -> None:
+    def __init__(self, layers: Sequence[Layers], pool: BlockPool, held: Mapping[str, Held]) -> None:
         self.single_type_managers = tuple(
             SingleTypeManager(each, pool, group) for group, each in enumerate(layers)
         )
         self.block_pool = pool
-        self.group_block_sizes = tuple(each.block_size for each in layers)
-        self.eagle_group_ids = set(range(len(layers))) if use_eagle else set()
-        self.full_attention_group_id = first_full(layers)
         self._layers = layers
         self._held = held
 
@@ -77,7 +63,3 @@ class Coordinator:
                 most = layers.num_blocks(num_tokens)
             total += max(0, most - has)
         return total
-
-    def get_num_cacheable_tokens(self, num_computed_tokens: int, kv_cache_group_id: int) -> int:
-        """Number of computed tokens whose K/V is final."""
-        return num_computed_tokens

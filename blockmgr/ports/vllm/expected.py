@@ -6,13 +6,14 @@ They are those of vLLM 0.32; ``CHANGED`` has the differences in later versions.
 
 from __future__ import annotations
 
-__all__ = ["ATTRIBUTES", "CHANGED", "METHODS", "OURS", "PLACES", "STRUCTURES", "TRIED"]
+__all__ = ["ATTRIBUTES", "CHANGED", "MANAGER", "METHODS", "PLACES", "STRUCTURES", "TRIED"]
 
 TRIED = ("0.32", "0.33")
 """Versions the port was tried with, the newest last."""
 
+MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 METHODS: dict[str, tuple[str, ...]] = {
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
+    f"{MANAGER}.__init__": (
         "kv_cache_config",
         "max_model_len",
         "scheduler_block_size",
@@ -29,11 +30,11 @@ METHODS: dict[str, tuple[str, ...]] = {
         "watermark",
         "enable_mamba_shared_prefix_checkpoint",
     ),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.new_step_starts": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": ("request",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks_for_connector": ("request",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.prefix_cache_lookup_enabled": ("request",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots": (
+    f"{MANAGER}.new_step_starts": (),
+    f"{MANAGER}.get_computed_blocks": ("request",),
+    f"{MANAGER}.get_computed_blocks_for_connector": ("request",),
+    f"{MANAGER}.prefix_cache_lookup_enabled": ("request",),
+    f"{MANAGER}.allocate_slots": (
         "request",
         "num_new_tokens",
         "num_new_computed_tokens",
@@ -47,48 +48,33 @@ METHODS: dict[str, tuple[str, ...]] = {
         "has_scheduled_reqs",
         "skip_zeroing_group_ids",
     ),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_blocks": ("request_id",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids": ("request_id",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids_for_computed_tokens": (
-        "request_id",
-        "num_computed_tokens",
-    ),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.free": ("request",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.pop_blocks_for_free": ("request",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.cache_blocks": ("request", "num_computed_tokens"),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.remove_skipped_blocks": (
+    f"{MANAGER}.get_blocks": ("request_id",),
+    f"{MANAGER}.get_block_ids": ("request_id",),
+    f"{MANAGER}.get_block_ids_for_computed_tokens": ("request_id", "num_computed_tokens"),
+    f"{MANAGER}.free": ("request",),
+    f"{MANAGER}.pop_blocks_for_free": ("request",),
+    f"{MANAGER}.cache_blocks": ("request", "num_computed_tokens"),
+    f"{MANAGER}.remove_skipped_blocks": (
         "request_id",
         "processed_computed_tokens",
         "num_prompt_tokens",
     ),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.reset_prefix_cache": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.evict_blocks": ("block_ids",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.take_events": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.take_new_block_ids": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.record_blocks_for_zeroing": (
-        "request_id",
-        "start_token",
-    ),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.take_kv_cache_block_copies": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.take_boundary_state_offloads": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.finalize_partial_tail_offloads": ("request",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.truncate_computed_blocks": (
-        "blocks",
-        "num_computed_tokens",
-    ),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.estimate_cached_tokens": ("request",),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.record_prefix_cache_stats": (
-        "request",
-        "num_hits",
-    ),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.make_prefix_cache_stats": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_num_common_prefix_blocks": (
-        "running_request_id",
-    ),
+    f"{MANAGER}.reset_prefix_cache": (),
+    f"{MANAGER}.evict_blocks": ("block_ids",),
+    f"{MANAGER}.take_events": (),
+    f"{MANAGER}.take_new_block_ids": (),
+    f"{MANAGER}.record_blocks_for_zeroing": ("request_id", "start_token"),
+    f"{MANAGER}.take_kv_cache_block_copies": (),
+    f"{MANAGER}.take_boundary_state_offloads": (),
+    f"{MANAGER}.finalize_partial_tail_offloads": ("request",),
+    f"{MANAGER}.truncate_computed_blocks": ("blocks", "num_computed_tokens"),
+    f"{MANAGER}.estimate_cached_tokens": ("request",),
+    f"{MANAGER}.record_prefix_cache_stats": ("request", "num_hits"),
+    f"{MANAGER}.make_prefix_cache_stats": (),
+    f"{MANAGER}.get_num_common_prefix_blocks": ("running_request_id",),
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks.get_block_ids": ("allow_none", "group_ids"),
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks.get_unhashed_block_ids": (),
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks.get_unhashed_block_ids_all_groups": (),
-    "vllm.v1.core.kv_cache_manager:KVCacheBlocks.new_empty": (),
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks.__add__": ("other",),
     "vllm.v1.core.block_pool:BlockPool.free_blocks": ("ordered_blocks",),
     "vllm.v1.core.block_pool:BlockPool.touch": ("blocks",),
@@ -106,10 +92,6 @@ METHODS: dict[str, tuple[str, ...]] = {
         "num_tokens_main_model",
         "apply_admission_cap",
         "prefill_end",
-    ),
-    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.get_num_cacheable_tokens": (
-        "num_computed_tokens",
-        "kv_cache_group_id",
     ),
     "vllm.v1.core.sched.scheduler:Scheduler.__init__": (
         "vllm_config",
@@ -198,7 +180,6 @@ def _with(names: tuple[str, ...], name: str, *, after: str) -> tuple[str, ...]:
     return (*names[:at], name, *names[at:])
 
 
-MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 STORED = "vllm.distributed.kv_events:BlockStored"
 CHANGED: dict[str, dict[str, tuple[str, ...]]] = {
     "0.33": {
@@ -213,13 +194,7 @@ CHANGED: dict[str, dict[str, tuple[str, ...]]] = {
 """Differences in later versions."""
 
 ATTRIBUTES = {
-    "vllm.v1.core.kv_cache_utils:KVCacheBlock": (
-        "block_id",
-        "block_hash",
-        "block_hash_num_tokens",
-        "is_null",
-        "ref_cnt",
-    ),
+    "vllm.v1.core.kv_cache_utils:KVCacheBlock": ("block_id", "block_hash", "is_null", "ref_cnt"),
     "vllm.v1.request:Request": (
         "request_id",
         "_all_token_ids",
@@ -245,7 +220,7 @@ ATTRIBUTES = {
         "kv_cache_groups",
         "needs_kv_cache_zeroing",
     ),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager": (
+    MANAGER: (
         "usage",
         "empty_kv_cache_blocks",
         "block_pool",
@@ -255,17 +230,8 @@ ATTRIBUTES = {
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": (
         "single_type_managers",
         "enable_partial_hash_hits",
-        "eagle_group_ids",
-        "num_reprefillable_tokens",
     ),
-    "vllm.v1.core.block_pool:BlockPool": (
-        "blocks",
-        "null_block",
-        "num_gpu_blocks",
-        "hash_block_size",
-        "enable_caching",
-        "kv_event_queue",
-    ),
+    "vllm.v1.core.block_pool:BlockPool": ("blocks", "null_block", "num_gpu_blocks"),
     "vllm.v1.core.sched.scheduler:Scheduler": (
         "kv_cache_manager",
         "connector",
@@ -294,39 +260,3 @@ PLACES = (
     ("vllm.distributed.kv_events", "MEDIUM_GPU"),
 )
 """Names in modules that the port replaces or uses."""
-
-OURS = {
-    "KVCacheManager": (
-        "new_step_starts",
-        "get_computed_blocks",
-        "get_computed_blocks_for_connector",
-        "prefix_cache_lookup_enabled",
-        "allocate_slots",
-        "get_blocks",
-        "get_block_ids",
-        "get_block_ids_for_computed_tokens",
-        "free",
-        "pop_blocks_for_free",
-        "cache_blocks",
-        "remove_skipped_blocks",
-        "reset_prefix_cache",
-        "evict_blocks",
-        "take_events",
-        "take_new_block_ids",
-        "record_blocks_for_zeroing",
-        "take_kv_cache_block_copies",
-        "take_boundary_state_offloads",
-        "finalize_partial_tail_offloads",
-        "truncate_computed_blocks",
-        "estimate_cached_tokens",
-        "record_prefix_cache_stats",
-        "make_prefix_cache_stats",
-        "get_num_common_prefix_blocks",
-        "usage",
-        "empty_kv_cache_blocks",
-        "block_pool",
-        "coordinator",
-        "mamba_shared_prefix_checkpoint",
-    ),
-}
-"""Attributes of this package's manager that vLLM uses."""

@@ -11,8 +11,8 @@ from blockmgr.ports.drift import Interface
 from blockmgr.ports.vllm.expected import (
     ATTRIBUTES,
     CHANGED,
+    MANAGER,
     METHODS,
-    OURS,
     PLACES,
     STRUCTURES,
     TRIED,
@@ -35,7 +35,7 @@ INTERFACE = Interface(
     names=("kv_cache_manager", "cache_manager"),
     structures=STRUCTURES,
     changed=CHANGED,
-    known={name for names in OURS.values() for name in names},
+    known={path.removeprefix(f"{MANAGER}.") for path in METHODS} | set(ATTRIBUTES[MANAGER]),
 )
 
 if __name__ == "__main__":

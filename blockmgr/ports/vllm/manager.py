@@ -7,6 +7,7 @@ has what differs between the groups of layers.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from itertools import chain
@@ -24,13 +25,14 @@ from blockmgr import (
     StepError,
 )
 from blockmgr.groups import is_bare
+from blockmgr.hints import Hints
+from blockmgr.ports.hinted import CarriedHints
 from blockmgr.ports.vllm.blocks import Block, BlockPool, FoundBlocks
 from blockmgr.ports.vllm.commits import Commits
 from blockmgr.ports.vllm.coordinator import Coordinator
 from blockmgr.ports.vllm.events import KVEvents, Published, waiting_blocks
 from blockmgr.ports.vllm.fits import Fits
 from blockmgr.ports.vllm.held import Held, Hit, Room
-from blockmgr.ports.vllm.hinting import RequestHints
 from blockmgr.ports.vllm.layers import Layers, num_nodes, tokens_of_block
 from blockmgr.ports.vllm.lookup import Lookup
 from blockmgr.ports.vllm.misses import Misses
@@ -53,6 +55,7 @@ __all__ = ["KVCacheManager"]
 
 SHORTAGES = (OutOfBlocksError, OutOfSequencesError, NeverFitsError, StaleMatchError)
 WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+logger = logging.getLogger("vllm.blockmgr")  # below the logger that vLLM sets up
 
 
 class KVCacheManager:
@@ -65,7 +68,6 @@ class KVCacheManager:
     """
 
     mamba_shared_prefix_checkpoint = False
-    retained_hit_group_ids = ()
 
     def __init__(
         self,
@@ -98,7 +100,6 @@ class KVCacheManager:
         # vLLM 0.33 may keep the last block, because its hashes cover the tokens behind.
         self.use_eagle = use_eagle or num_hash_lookahead_tokens > 0
         self.log_stats = log_stats
-        self.metrics_collector = metrics_collector
         self.enable_kv_cache_events = enable_kv_cache_events
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
@@ -133,12 +134,11 @@ class KVCacheManager:
         is_counted = options.explain_every and enable_caching
         self._misses = Misses(self.manager, options.explain_every) if is_counted else None
         self.wishes = Wishes(options.retention)
-        self.hints = RequestHints(self.manager) if options.kv_hints else None
+        self.hints = Hints(self.manager) if options.kv_hints else None
+        self._carried = CarriedHints(self.hints, logger) if self.hints else None
         self.report = Report(self.manager, options.report_every, self._misses, self.wishes.ignored)
-        self.block_pool = BlockPool(self.manager, enable_caching, self.kv_events)
-        self.coordinator = Coordinator(self.layers, self.block_pool, self._held, use_eagle)
-        for single in self.coordinator.single_type_managers:
-            single.records_new_block_ids = self._zeroes
+        self.block_pool = BlockPool(self.manager, self.kv_events)
+        self.coordinator = Coordinator(self.layers, self.block_pool, self._held)
         self.empty_kv_cache_blocks = self._tables.empty
 
     def _new_manager(self, max_seqs: int, max_blocks_per_seq: int) -> BlockManager:
@@ -379,8 +379,8 @@ class KVCacheManager:
         if hit.num_loaded > num_found and not hit.waits:
             self.commits.loaded(held, hit.num_loaded)
         self._held[request.request_id] = held
-        if self.hints is not None:
-            self.hints.begin(request, handle)
+        if self._carried is not None:  # requests have hints since vLLM 0.33
+            self._carried.carry_out(getattr(request, "kv_hints", None), prompt.namespace, handle)
         return held
 
     def _do_without_part(self, request: Request, num_found: int) -> None:
