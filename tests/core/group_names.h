@@ -83,16 +83,17 @@ class GroupNames {
     put(s.outdated);
     put(s.num_blocks);
     put(s.missing_slots);
-    if (has_rings_) {  // where they begin, and what they have lost
+    for (const std::int64_t stop : row.stops) put(stop);
+    if (seq.preempted) return;  // with other blocks, and from its beginning
+    if (has_rings_) {           // where they begin, and what they have lost
       put(row.since);
       put(row.farthest);
     }
-    for (const std::int64_t stop : row.stops) put(stop);
     put(row.stands);
-    put(row.moves);
+    // An abort takes one step back, and asks whether another one is left.
+    put(std::min(row.moves, core_.copies().in_flight() ? 2 : 1));
     put(seq.loads);
     put(s.num_cached);
-    if (seq.preempted) return;
     const NodeId* table = core_.table_at(Sequences::row_of(seq.handle));
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_node(table[i]);
     for (int g = 0; g < groups_.num_groups(); ++g) {
@@ -171,10 +172,10 @@ class GroupNames {
     put(record.in_flight);
     if (groups_.owner(n) >= 0) {
       if (record.keyed()) put_node(groups_.node_of(n));
-      // A state that was never noted is a third case.
-      const bool noted = std::any_of(core_.keeps.begin(), core_.keeps.end(),
-                                     [&](const auto& keep) { return keep.block == n; });
-      put(record.keyed() && groups_.is_being_kept(n) ? (noted ? 1 : 2) : 0);
+      put(record.keyed() && groups_.is_being_kept(n));
+      // It is found once this copy is resolved; others of the same state may be pending.
+      for (const Kept& keep : core_.keeps)
+        if (keep.block == n) put_node(keep.destination);
       return;
     }
     if (!record.keyed()) return;

@@ -377,7 +377,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   extend(*entry, tokens);
   note_found(*entry, match, hits_before);
   entry->start = entry->left_off = s.num_cached;
-  note_kept(*entry, match);
+  note_admitted(*entry);
   hand(*entry);
   entries_.push_back(entry);
   expect_private(*entry, s.num_cached);
@@ -463,7 +463,7 @@ void World::resume(Entry& entry, std::int64_t num_slots, bool read_cache) {
     entry.running = true;
     entry.start = entry.left_off = view(entry).num_cached;
     EXPECT(entry.start < length, "no token is left to compute");
-    note_kept(entry, match);
+    note_admitted(entry);
     hand(entry);
     note_found(entry, match, hits_before);
     expect_private(entry, entry.start);
@@ -507,12 +507,11 @@ void World::resume_together(const std::vector<EntryPtr>& entries, std::int64_t n
       EXPECT(entry->start < length, "no token is left to compute");
       EXPECT(slots_of(*entry) >= (num_slots ? num_slots : length), "too few slots");
       EXPECT(read_cache || !entry->start, "the cache was read");
-      MatchResult match;
-      match.blocks = blocks_of(*entry);
-      match.blocks.resize(static_cast<std::size_t>(entry->start / config_.block_size));
-      note_kept(*entry, match);
+      note_admitted(*entry);
       hand(*entry);
-      if (config_.retention) levels_.found(owners(match.blocks));
+      std::vector<std::int32_t> found = blocks_of(*entry);
+      found.resize(static_cast<std::size_t>(entry->start / config_.block_size));
+      if (config_.retention) levels_.found(owners(found));
     }
   }
   settle();
@@ -638,6 +637,7 @@ void World::truncate(Entry& entry, std::int64_t num_tokens) {
     entry.left_off = std::min(entry.left_off, num_tokens);
     entry.promise = std::min(entry.promise, num_tokens);
     limit_kept(entry);
+    note_cut(entry);
     hand(entry);
     ++entry.version;
     entry.cut = std::min(entry.cut, num_tokens);

@@ -337,7 +337,8 @@ class World {
   std::int64_t settled(const Entry& entry) const;
   std::int64_t kept(const Entry& entry) const;
   void limit_kept(Entry& entry) const;
-  void note_kept(Entry& entry, const MatchResult& match) const;
+  void note_admitted(Entry& entry) const;
+  void note_cut(Entry& entry) const;
   void note_promised(const Entry& entry, const std::vector<bool>& was_keyed);
   std::vector<bool> keyed() const;
   bool lacks_words(const Entry& entry, std::int64_t logical) const;

@@ -58,14 +58,19 @@ void World::limit_kept(Entry& entry) const {
 
 bool World::ahead(const Entry& entry) const { return view(entry).num_computed > settled(entry); }
 
-// Part of what an admission found may be written only by this step's forward.
-void World::note_kept(Entry& entry, const MatchResult& match) const {
-  if (!early()) return;
+void World::note_admitted(Entry& entry) const {
   entry.early_step = -1;
   begin_early(entry);
-  for (std::size_t i = match.blocks.size(); i-- > 0;)
-    if (const int rest = promised_[static_cast<std::size_t>(match.blocks[i])])
-      entry.kept = static_cast<std::int64_t>(i + 1) * config_.block_size - rest;
+}
+
+// It may end within a block that only this step's forward writes.
+void World::note_cut(Entry& entry) const {
+  const std::int64_t computed = view(entry).num_computed;
+  if (!early() || ahead(entry) || computed % config_.block_size == 0) return;
+  begin_early(entry);
+  const std::int64_t i = computed / config_.block_size;
+  const auto b = static_cast<std::size_t>(blocks_of(entry)[static_cast<std::size_t>(i)]);
+  entry.kept = std::min(computed, (i + 1) * config_.block_size - promised_[b]);
 }
 
 // Notes the blocks of a sequence that an early commit has cached.

@@ -111,6 +111,43 @@ def test_a_load_does_not_wait_for_what_is_found_before_it(layout: tuple[Kind, ..
     core.check_invariants()  # none of the loaded blocks waits for the forward
 
 
+def behind_promises(layout: tuple[Kind, ...], **options: Any) -> tuple[Loading, int]:
+    """A load of 22 tokens, of which this step's forward writes the first 8."""
+    loading = Loading(80, *layout, **options)
+    loading.manager.early = True
+    first = loading.manager.admit(list(range(9)))
+    loading.manager.commit(first, 8)
+    handle = loading.begin([*range(8), *range(50, 66)], 22)
+    loading.finish(handle)
+    loading.manager.seqs[handle].settled_before = 22  # the load is in memory
+    return loading, handle
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+def test_a_fork_of_what_was_truncated_copies_a_block_behind_promises(
+    layout: tuple[Kind, ...],
+) -> None:
+    loading, handle = behind_promises(layout)
+    loading.manager.truncate(handle, 21)
+    (fork,) = loading.manager.fork(handle)
+    loading.manager.append(fork, [91])
+    assert loading.manager.seqs[fork].computed == 21
+    assert len(loading.manager.pending) == len(layout)
+    loading.step()
+    loading.compute(fork, 22)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+def test_a_prompt_finds_a_part_of_a_block_behind_promises(layout: tuple[Kind, ...]) -> None:
+    loading, handle = behind_promises(layout, min_partial_tokens=1)
+    loading.manager.commit(handle, 24)  # the forward writes the last two tokens of the block
+    prompt = loading.manager.admit([*range(8), *range(50, 64), 90])
+    assert loading.manager.seqs[prompt].cached == 22
+    (fork,) = loading.manager.fork(prompt)
+    loading.manager.append(fork, [91])
+    assert loading.manager.seqs[fork].computed == 22
+
+
 def test_an_admission_counts_what_a_load_saves() -> None:
     loading = Loading(12, FULL, SlidingWindow(5))
     core, tokens = loading.manager.core, list(range(30))

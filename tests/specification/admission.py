@@ -481,12 +481,16 @@ class ModelAdmission(ModelSteps):
         block.content = None
 
     def settle_at(self, seq: Seq, length: int) -> None:
-        """Its forward starts here; part of the prefix may be unwritten before this step runs."""
+        """Its forward starts here; the unit may be unwritten before this step runs.
+
+        Units before it are whole: nobody copies them.
+        """
         seq.settled = seq.written = length
-        for group, _ in self.attention():
-            for unit, block in enumerate(seq.tables[group][: self.units(length)]):
-                if block and block.unwritten:
-                    seq.written = min(seq.written, (unit + 1) * self.size - block.unwritten)
+        unit, rest = divmod(length, self.size)
+        for group, _ in self.attention() if rest else ():
+            block = seq.own(group, unit)
+            if block:
+                seq.written = min(seq.written, (unit + 1) * self.size - block.unwritten)
 
     def num_computing(self, wanted: Prefix) -> int:
         """The most leading units of the prompt that one running sequence has or will commit."""

@@ -303,8 +303,6 @@ class ModelBoundaries(ModelResuming):
         super().hold_found(plan)
 
     def enter(self, seq: Seq) -> None:
-        # Units before the last one may be promised, but only the last one is ever copied.
-        seq.written = seq.settled
         self.continue_from(seq.prefix(seq.cached))
 
     def continue_from(self, found: Prefix) -> None:

@@ -251,6 +251,19 @@ def test_a_writer_computes_again_what_could_not_be_copied(make_manager: MakeMana
     assert [copy.num_tokens for copy in manager.take_copies()] == [1]
 
 
+def test_what_was_truncated_to_within_a_promise_is_not_copied(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    manager.commit(manager.admit([1] * 9), 8)
+    seq = manager.sequence(manager.admit([1] * 9))
+    seq.truncate(7)
+    with refused(manager, StepError, "positions 4 to 6"):
+        seq.append([2])
+    launch(manager)
+    seq.append([2])
+    assert seq.num_computed_tokens == 7
+    assert [copy.num_tokens for copy in manager.take_copies()] == [3]
+
+
 def test_partial_reuse_takes_what_is_written_of_a_block(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
     seq = manager.sequence(manager.admit([1] * 4))

@@ -224,15 +224,33 @@ class Audit : public BlockAudit {
 
 std::vector<std::string> Sequences::violations() const { return Audit(*this).run(); }
 
+// All but its sources, which only an admission reads.
+static void put_row(std::string& out, const GroupRow& row) {
+  for (const auto first : row.first) put_numbers(out, first);
+  for (const NodeId state : row.states) put_numbers(out, state);
+  for (const NodeId other : row.others) put_numbers(out, other);
+  for (const std::int64_t stop : row.stops) put_numbers(out, stop);
+  for (const auto& own : row.own)
+    for (const NodeId n : own) put_numbers(out, n);
+  put_numbers(out, row.slot, row.stands, row.moves, row.since, row.farthest, row.num_loaded,
+              row.start, row.hit, row.replayed, row.begun);
+}
+
 std::string Sequences::fingerprint() const {
   std::string out = block_fingerprint(nodes_, index_, pool_, copies_);
   for (const Sequence& s : sequences) {
     put_numbers(out, s.generation - first_generation, s.state, s.num_blocks, s.num_chained,
                 s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), begins(s),
-                s.root, s.partition, s.num_waiting(), s.outdated, s.loads, computed(s));
+                s.root, s.partition, s.num_waiting(), s.outdated, s.loads, computed(s),
+                s.missing_slots);
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);
+    if (has_groups()) put_row(out, group_row(s));
   }
+  if (has_groups()) groups()->fingerprint(out);
+  for (const Kept& k : keeps)
+    put_numbers(out, k.block, k.destination, k.block_generation, k.destination_generation,
+                k.referenced, k.is_state);
   const Counters& n = counters;
   put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
@@ -242,6 +260,38 @@ std::string Sequences::fingerprint() const {
     if (num_holds(b)) put_numbers(out, b, num_holds(b));
   recent_hits.fingerprint(out);
   return out;
+}
+
+// Of nodes and parts that can be found or are in use. Where boundaries are nearest follows from
+// that.
+void GroupPlaces::fingerprint(std::string& out) const {
+  for (NodeId n = 0; n < nodes_.count; ++n) {
+    const Node& record = nodes_[n];
+    if (!nodes_.used(n) && !record.keyed()) continue;
+    put_numbers(out, n, owner(n));
+    if (!record.keyed()) continue;
+    if (Pool::is_part(record)) {
+      put_numbers(out, node_of(n), group_of(n), is_being_kept(n), is_told(n));
+    } else {
+      put_numbers(out, unit(n), facts_[nth(n)]);
+      for (int g = 0; g < num_groups(); ++g) put_numbers(out, part(g, n));
+    }
+  }
+  const auto put_ring = [&](const ZeroedArray<Links>& links) {
+    for (int i = 0; i < pool_.num_partitions(); ++i) {
+      const NodeId sentinel = nodes_.count + i;
+      out += "| ";
+      for (NodeId n = links[nth(sentinel)].next; n != sentinel; n = links[nth(n)].next)
+        put_numbers(out, n);
+    }
+  };
+  put_ring(links_);
+  put_ring(passed_);
+  continued_ends_.fingerprint(out);
+}
+
+void ContinuedEnds::fingerprint(std::string& out) const {
+  put_numbers(out, num_ended_, whole_blocks_, again_, ends_);
 }
 
 void RecentHits::fingerprint(std::string& out) const {

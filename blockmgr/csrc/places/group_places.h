@@ -81,6 +81,8 @@ class ContinuedEnds {
   bool outlives(std::int64_t path_blocks, int state_blocks) const {
     return again_ * (path_blocks + state_blocks) >= (whole_blocks_ + ends_) * state_blocks;
   }
+  // checks/holders.cc
+  void fingerprint(std::string& out) const;
 
  private:
   static constexpr std::int64_t kEvery = 32;
@@ -308,6 +310,8 @@ class GroupPlaces {
   std::size_t memory() const;
   // Every broken promise of these books, recomputed from scratch.
   std::vector<std::string> violations() const;
+  // checks/holders.cc
+  void fingerprint(std::string& out) const;
 
  private:
   static constexpr std::uint8_t kBoundary = 1;

@@ -143,11 +143,6 @@ AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t cou
   s.missing_slots = static_cast<std::int32_t>(plan.demand.missing_slots);
   s.num_chained = static_cast<std::int32_t>(found.num_full);
   s.num_computed = s.num_cached = num_cached(found);
-  if (config().early_commit) {
-    s.early_step = step();
-    s.num_settled = s.num_computed;
-    s.num_written = use<Finding>().written_of(found);
-  }
   if (has_groups()) [[unlikely]] {
     take_first_parts(s, found);
     use<GroupEnds>().choose_stops(s, plan.num_shared);

@@ -102,7 +102,8 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
   std::int64_t whole = num_tokens / config().block_size;
   std::int64_t kept = rows().blocks_for(num_tokens);
   use<GroupTables>().refuse_loading(s, "truncate");
-  const bool falls = has_groups() && !rows().committed_ahead(s);  // to where every group serves it
+  const bool is_settled = !rows().committed_ahead(s);
+  const bool falls = has_groups() && is_settled;  // to where every group serves it
   if (falls) [[unlikely]] {
     rows().group_row(s).farthest = std::max(rows().group_row(s).farthest, before);
     length = fall_of(s, length, before);
@@ -130,6 +131,7 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
     fall_to(s, length, before);
     rows().note_computing(s);
   }
+  if (config().early_commit && is_settled) use<GroupTables>().note_written(s);
   return rows().computed(s);
 }
 
@@ -222,11 +224,6 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
     row.moves = 0;
   }
   s.num_computed = length;
-  if (config().early_commit) {
-    s.early_step = step();
-    s.num_settled = length;
-    s.num_written = use<GroupTables>().written_of(s, length);
-  }
   use<GroupTables>().show_groups(s, 0);
 }
 

@@ -31,14 +31,6 @@ void Finding::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
   found.strayed = chain.strayed;
 }
 
-// Tokens of the leading blocks found that are in memory before this step's forward.
-std::int64_t Finding::written_of(const Found& found) const {
-  const std::int64_t size = config().block_size;
-  for (std::int64_t i = 0; !unwritten().empty() && i < found.num_full; ++i)
-    if (const int rest = nodes()[found.full[i]].unwritten) return (i + 1) * size - rest;
-  return num_cached(found);
-}
-
 // The last unit of the chain before `to` that lacks a cached part of some group; -1: none.
 std::int64_t Finding::last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const {
   std::int64_t gap = -1;

@@ -25,7 +25,6 @@ class Finding : public Part<Finding, GroupTables> {
                                     const ExtrasIds& extras, const Found& found);
   void find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras,
                    Found& found);
-  std::int64_t written_of(const Found& found) const;
   // The blocks of a chain that full attention has, up to the deepest place that every group serves.
   std::int64_t served_of(const Found& chain) const;
   // Whether every group of attention has what the query after so many tokens reads of a node.

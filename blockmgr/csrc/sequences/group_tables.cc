@@ -487,21 +487,19 @@ int GroupTables::count_unwritten(NodeId node) const {
   return most;
 }
 
-// How many of so many leading tokens are in memory before this step's forward.
-std::int64_t GroupTables::written_of(const Sequence& s, std::int64_t length) const {
-  if (unwritten().empty()) return length;
+// With early commits, of a sequence that may be truncated to within a block that it has found:
+// whether this step's forward has yet to write some of it. Blocks before that one are whole, so
+// the sequence neither copies nor caches them.
+void GroupTables::note_written(Sequence& s) const noexcept {
+  s.early_step = step();
+  s.num_settled = s.num_written = s.num_computed;
   const std::int64_t size = config().block_size;
-  const NodeId* t = rows().table(s);
-  std::int64_t least = length;
-  const auto look = [&](std::int64_t unit, NodeId n) {
-    if (nodes()[n].unwritten) least = std::min(least, (unit + 1) * size - nodes()[n].unwritten);
-  };
-  for (std::int64_t unit = 0;
-       unit < std::min<std::int64_t>(rows().blocks_for(length), s.num_blocks); ++unit) {
-    look(unit, t[unit]);
-    each_part(s, unit, [&](int, NodeId part) { look(unit, part); });
-  }
-  return least;
+  const std::int64_t unit = block_size().whole(s.num_computed);
+  if (unwritten().empty() || s.num_computed == unit * size) return;
+  int most = nodes()[rows().table(s)[unit]].unwritten;
+  each_part(s, unit,
+            [&](int, NodeId part) { most = std::max<int>(most, nodes()[part].unwritten); });
+  s.num_written = std::min(s.num_written, (unit + 1) * size - most);
 }
 
 }  // namespace blockmgr

@@ -117,7 +117,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   // Trailing tokens of a node that this step's forward has yet to write, in the group that has
   // most.
   int most_unwritten(NodeId node) const { return unwritten().empty() ? 0 : count_unwritten(node); }
-  [[gnu::noinline]] std::int64_t written_of(const Sequence& s, std::int64_t length) const;
+  [[gnu::noinline]] void note_written(Sequence& s) const noexcept;
   void drop_windows(Sequence& s) noexcept;
   void note_state(Sequence& s) noexcept;
   void refuse_unknown_state(const Sequence& s, const char* call) const;

@@ -163,7 +163,8 @@ struct Sequence {
   // With early commit, in the step of this number; in any other step both are num_computed.
   std::int64_t early_step = -1;
   std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
-  std::int64_t num_written = 0;  // of that, what is in memory before the forward
+  // Of that, what is in memory before the forward, as far as the block in which it goes on.
+  std::int64_t num_written = 0;
   std::uint32_t root = 0;
   std::uint32_t session = 0;  // in the table of its partition, if that names this row; see Sessions
   std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates

@@ -344,9 +344,6 @@ void Resuming::join(const Member& m, const Member& donor) noexcept {
   s.missing_slots = s.num_blocks == from.num_blocks ? from.missing_slots : 0;
   s.num_chained = from.num_chained;
   s.num_computed = s.num_cached = from.num_computed;
-  s.early_step = from.early_step;
-  s.num_settled = from.num_settled;
-  s.num_written = from.num_written;
   s.loads = false;
   rows().show(rows().row_of(s), 0, s.num_blocks);
   const auto prompt_end = rows().group_row(s).stops[GroupRow::kPromptEnd];
