@@ -92,7 +92,6 @@ GroupBoard::GroupBoard(const GroupRules& rules, Counts* counts)
 void GroupBoard::check() {
   const std::vector<std::string> violations = core_.violations();
   EXPECT(violations.empty(), violations.front());
-  check_what_left();
   // What is promised is in memory after the forward.
   const auto ahead = [&](const SeqPtr& seq) { return is_ahead(*seq); };
   if (std::none_of(seqs_.begin(), seqs_.end(), ahead)) check_memory();
@@ -248,8 +247,7 @@ void GroupBoard::grow(int quarters) {
     left_[static_cast<std::size_t>(b)] = false;
 }
 
-// A block that is out of use stays so, and its memory is gone.
-void GroupBoard::check_what_left() {
+void GroupBoard::lose_what_left() {
   std::int64_t leaving = 0;
   for (std::int32_t b = core_.pool().limit(); b < setup_.core.num_blocks; ++b) {
     const bool owned = core_.nodes().owner(b) >= 0;

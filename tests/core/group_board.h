@@ -46,6 +46,9 @@ class GroupBoard : private NoBytes, private GroupPlay {
   // Checks the books and the memory.
   void check();
   void check_calls(bool on);
+  // After each operation, repeated ones too: a block that is out of use stays so, and its memory is
+  // gone.
+  void lose_what_left();
 
   void admit(const std::vector<Token>& text, std::int64_t slots = 0, std::int64_t num_loaded = 0);
   // What is loaded arrives and is committed; promises: with what the step computes behind it.
@@ -80,7 +83,6 @@ class GroupBoard : private NoBytes, private GroupPlay {
   SeqPtr at(std::size_t i, bool preempted) const;
   std::int64_t end_of(const Seq& seq, bool stops) const;
   void fill(Closed& closed, bool stops, int only);
-  void check_what_left();
   std::int64_t blocks_of(int quarters) const {
     return 1 + (setup_.core.num_blocks - 1) * quarters / 4;
   }

@@ -149,7 +149,7 @@ class GroupNames {
     }
     put(-2);
     for (const auto& seq : board_.seqs_)
-      put(std::count(core_.moved_.begin(), core_.moved_.end(), seq->handle));
+      put(std::ranges::count(core_.moved_, seq->handle, [](const auto& m) { return m.handle; }));
     // The free blocks decide which sequence gets a block that is still to be written.
     core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
   }

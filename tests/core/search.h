@@ -98,7 +98,7 @@ class Walker {
     const Arena::Scope scope(arena_);
     const std::int64_t before = num_done();
     const std::size_t open = Game::num_open(*board_);
-    operations_[op].run(*board_);
+    play(op, *board_);
     if (num_done() == before && Game::num_open(*board_) == open) return false;
     board_->check();
     return true;
@@ -107,19 +107,23 @@ class Walker {
   // The hash of the state that a fresh board reaches on this path.
   StateHash hash_afresh(const Path& path) const {
     const std::unique_ptr<Board> board = game_.make(nullptr);
-    for (const std::uint8_t op : path) operations_[op].run(*board);
+    for (const std::uint8_t op : path) play(op, *board);
     return hash_of(*board);
   }
   const Counts& counts() const { return counts_; }
 
  private:
+  void play(std::uint8_t op, Board& board) const {
+    operations_[op].run(board);
+    if constexpr (requires { board.lose_what_left(); }) board.lose_what_left();
+  }
   StateHash hash_of(const Board& board) const {
     return std::hash<std::string>()(game_.describe(board)) | 1;
   }
   void run_again(std::uint8_t op) {
     const Arena::Scope scope(arena_);
     board_->check_calls(false);
-    operations_[op].run(*board_);
+    play(op, *board_);
     board_->check_calls(true);
   }
   Arena::Snapshot& next_snapshot(std::size_t depth) {

@@ -33,7 +33,7 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
     if (s.state != Sequence::kRunning) continue;
     if (rows().begins(s) >= std::min(s.num_tokens, rows().num_slots(s))) continue;
     if (s.loads) continue;  // no forward before that is committed
-    moved_.push_back(rows().handle_of(rows().row_of(s)));
+    moved_.push_back({rows().handle_of(rows().row_of(s)), rows().group_row(s).farthest});
     move_states(s);
   }
 }
@@ -64,17 +64,19 @@ void Launching::mark_state_moved(Handle handle) {
 
 void Launching::return_copies(std::int64_t ticket) noexcept {
   const Held held(rows().monitor(), Held::Afterwards());
-  if (held && rows().return_plan(ticket)) return_groups();
+  if (held && rows().return_plan(ticket)) return_groups(true);
 }
 
-// Nothing was launched.
-void Launching::return_groups() noexcept {
-  for (const Handle handle : moved_) {
-    const Sequence& s = rows().at(handle);
-    if (s.state != Sequence::kRunning || rows().handle_of(rows().row_of(s)) != handle) continue;
+// Nothing was launched. takes_back: nor has the engine seen the plan.
+void Launching::return_groups(bool takes_back) noexcept {
+  for (const Moved& moved : moved_) {
+    const Sequence& s = rows().at(moved.handle);
+    const bool is_same = rows().handle_of(rows().row_of(s)) == moved.handle;
+    if (s.state != Sequence::kRunning || !is_same) continue;
     GroupRow& row = rows().group_row(s);
     row.moves = std::max(0, row.moves - 1);
     row.stands = row.moves == 0;
+    if (takes_back) row.farthest = moved.farthest;
   }
   moved_.clear();
   rows().settle_keeps();

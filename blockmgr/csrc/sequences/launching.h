@@ -26,9 +26,13 @@ class Launching : public Part<Launching> {
  private:
   [[gnu::noinline]] void launch_groups(std::vector<BlockCopy>& copies) noexcept;
   void move_states(const Sequence& s) noexcept;
-  void return_groups() noexcept;
+  void return_groups(bool takes_back = false) noexcept;
 
-  std::vector<Handle> moved_;  // whose states the step that was launched last may move
+  struct Moved {
+    Handle handle;
+    std::int64_t farthest;  // of its row, before
+  };
+  std::vector<Moved> moved_;  // whose states the step that was launched last may move
 };
 
 }  // namespace blockmgr
