@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from blockmgr import BlockManager, OutOfBlocksError
+from blockmgr.blocks import CopyPlan
+from blockmgr.groups import FullAttention, Ring
 from tests.conftest import MakeManager
 from tests.fingerprints import fingerprint
 from tests.unit.engine import ids, serve
@@ -113,6 +115,27 @@ def test_a_plan_is_whole_though_a_finalizer_frees_sequences(threshold: int) -> N
     assert {copy.num_tokens for copy in copies} == {3}
     manager.copies_applied(plan.ticket)
     manager.check_invariants()
+
+
+def test_a_truncation_during_a_plan_that_is_taken_back_counts() -> None:
+    """Tokens 15 to 22 are in the ring: the forward of the 24th token never ran."""
+    groups = [FullAttention(), Ring(8, restart=4)]
+    manager = BlockManager(40, 4, groups=groups, null_block=True)
+    handle = manager.admit(range(23))
+    manager.commit(handle, 23)
+    manager.append(handle, [23])
+
+    def lose(*plan: object) -> CopyPlan:
+        assert manager.truncate(handle, 17) == 17
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        manager._core.take_copies(cast("type[CopyPlan]", lose))
+    assert manager.truncate(handle, 13) == 12  # with an empty ring: it lacks token 12
+    ring = manager.group_table(1)[handle & 0xFFFFFFFF, 0]
+    zeros = manager.take_copies().zeros
+    assert zeros is not None
+    assert zeros.tolist() == [ring]
 
 
 def test_a_refused_decode_keeps_the_remaps(make_manager: MakeManager) -> None:

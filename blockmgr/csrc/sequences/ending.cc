@@ -105,7 +105,9 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
   const bool is_settled = !rows().committed_ahead(s);
   const bool falls = has_groups() && is_settled;  // to where every group serves it
   if (falls) [[unlikely]] {
-    rows().group_row(s).farthest = std::max(rows().group_row(s).farthest, before);
+    GroupRow& row = rows().group_row(s);
+    row.farthest = std::max(row.farthest, before);
+    row.sure = std::max(row.sure, before);
     length = fall_of(s, length, before);
     whole = length / config().block_size;
     const std::int64_t units = units_after_fall(s, length);

@@ -328,7 +328,7 @@ bool GroupTables::rings_reach(const Sequence& s, std::int64_t length) const {
 void GroupTables::empty_rings(const Sequence& s, std::int64_t length) noexcept {
   GroupRow& row = rows().group_row(s);
   for (const int g : rings()) copies().plan_zeros(row.states[nth(g)]);
-  row.since = row.farthest = length;
+  row.since = row.farthest = row.sure = length;
 }
 
 // Its forwards begin before its hit, with blocks of its own from there on.

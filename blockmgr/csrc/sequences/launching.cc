@@ -33,7 +33,8 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
     if (s.state != Sequence::kRunning) continue;
     if (rows().begins(s) >= std::min(s.num_tokens, rows().num_slots(s))) continue;
     if (s.loads) continue;  // no forward before that is committed
-    moved_.push_back({rows().handle_of(rows().row_of(s)), rows().group_row(s).farthest});
+    moved_.push_back(rows().handle_of(rows().row_of(s)));
+    rows().group_row(s).sure = rows().group_row(s).farthest;
     move_states(s);
   }
 }
@@ -59,7 +60,9 @@ void Launching::copies_aborted(std::int64_t ticket) {
 void Launching::mark_state_moved(Handle handle) {
   const Held held(rows().monitor());
   const Sequence& s = rows().running(handle);
-  if (num_singles()) move_states(s);
+  if (!num_singles()) return;
+  move_states(s);
+  rows().group_row(s).sure = rows().group_row(s).farthest;
 }
 
 void Launching::return_copies(std::int64_t ticket) noexcept {
@@ -69,14 +72,14 @@ void Launching::return_copies(std::int64_t ticket) noexcept {
 
 // Nothing was launched. takes_back: nor has the engine seen the plan.
 void Launching::return_groups(bool takes_back) noexcept {
-  for (const Moved& moved : moved_) {
-    const Sequence& s = rows().at(moved.handle);
-    const bool is_same = rows().handle_of(rows().row_of(s)) == moved.handle;
+  for (const Handle handle : moved_) {
+    const Sequence& s = rows().at(handle);
+    const bool is_same = rows().handle_of(rows().row_of(s)) == handle;
     if (s.state != Sequence::kRunning || !is_same) continue;
     GroupRow& row = rows().group_row(s);
     row.moves = std::max(0, row.moves - 1);
     row.stands = row.moves == 0;
-    if (takes_back) row.farthest = moved.farthest;
+    if (takes_back) row.farthest = row.sure;
   }
   moved_.clear();
   rows().settle_keeps();

@@ -28,11 +28,7 @@ class Launching : public Part<Launching> {
   void move_states(const Sequence& s) noexcept;
   void return_groups(bool takes_back = false) noexcept;
 
-  struct Moved {
-    Handle handle;
-    std::int64_t farthest;  // of its row, before
-  };
-  std::vector<Moved> moved_;  // whose states the step that was launched last may move
+  std::vector<Handle> moved_;  // whose states the step that was launched last may move
 };
 
 }  // namespace blockmgr

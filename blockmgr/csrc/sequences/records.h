@@ -217,6 +217,8 @@ struct GroupRow {
   // What its rings were given: [since, farthest), of which they have the last positions.
   std::int64_t since = 0;
   std::int64_t farthest = 0;
+  // As farthest, without the forward of the plan taken last: that plan can be taken back.
+  std::int64_t sure = 0;
   std::int64_t num_loaded = 0;  // if it loads: it was admitted without what only these tokens read
   // By uncached window and unit, its blocks, from `first` on.
   std::vector<std::vector<NodeId>> own;
