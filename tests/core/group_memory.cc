@@ -102,7 +102,7 @@ void GroupPlay::check_computed(const Seq& seq) const {
     if (seq.loads && !setup_.groups[at].is_attention()) continue;
     if (setup_.groups[at].recurrent()) {
       const std::int32_t block = source_of(all[at][0], 0);
-      EXPECT(!core_.view_groups(seq.handle).stands ||
+      EXPECT(!core_.view_groups(seq.handle).stands() ||
                  device_.holds_state(at, block, seq.prefixes[static_cast<std::size_t>(length - 1)]),
              "a state has another position than its sequence");
       continue;

@@ -89,7 +89,6 @@ class GroupNames {
       put(row.since);
       put(row.farthest);
     }
-    put(row.stands);
     // An abort takes one step back, and asks whether another one is left.
     put(std::min(row.moves, core_.copies().in_flight() ? 2 : 1));
     put(seq.loads);
@@ -149,7 +148,7 @@ class GroupNames {
     }
     put(-2);
     for (const auto& seq : board_.seqs_)
-      put(std::ranges::count(core_.moved_, seq->handle, [](const auto& m) { return m.handle; }));
+      put(std::ranges::count(core_.moved_, seq->handle));
     // The free blocks decide which sequence gets a block that is still to be written.
     core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
   }

@@ -52,7 +52,7 @@ nb::tuple view_groups(Core& self, nb::handle handle) {
   nb::list stops;
   for (const std::int64_t stop : row.stops)
     if (stop) stops.append(stop);
-  return nb::make_tuple(row.stands, stops);
+  return nb::make_tuple(row.stands(), stops);
 }
 
 nb::list cached_digests(Core& self, nb::handle handle) {

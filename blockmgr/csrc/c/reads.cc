@@ -99,7 +99,7 @@ blockmgr_status blockmgr_view(blockmgr_manager* manager, blockmgr_handle handle,
     out.num_blocks = core.num_full_blocks(s);
     out.num_slots = core.num_slots(s);
     out.is_preempted = s.state == blockmgr::Sequence::kPreempted;
-    out.state_stands = row.stands;
+    out.state_stands = row.stands();
     out.num_stops = ascending(row.stops, core.computed(s), out.stops);
     write_struct(sequence, size, out);
   });

@@ -232,8 +232,8 @@ static void put_row(std::string& out, const GroupRow& row) {
   for (const std::int64_t stop : row.stops) put_numbers(out, stop);
   for (const auto& own : row.own)
     for (const NodeId n : own) put_numbers(out, n);
-  put_numbers(out, row.slot, row.stands, row.moves, row.since, row.farthest, row.num_loaded,
-              row.start, row.hit, row.replayed, row.begun);
+  put_numbers(out, row.slot, row.moves, row.since, row.farthest, row.num_loaded, row.start, row.hit,
+              row.replayed, row.begun);
 }
 
 std::string Sequences::fingerprint() const {

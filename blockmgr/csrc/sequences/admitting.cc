@@ -417,7 +417,6 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
     use<GroupTables>().begin_replay(s);
   s.loads = found.num_loaded > num_cached(found);
   row.num_loaded = found.num_loaded;
-  row.stands = true;
   row.moves = 0;
 }
 

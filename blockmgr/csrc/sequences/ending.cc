@@ -166,7 +166,7 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
     return true;
   };
   const auto has_state = [&](std::int64_t length) {
-    if (!length || !num_states() || (length == before && row.stands)) return true;
+    if (!length || !num_states() || (length == before && row.stands())) return true;
     const NodeId end = length % size ? kNoNode : rows().chain_node(s, length / size);
     if (end < 0) return false;
     for (const int g : recurrent()) {
@@ -201,7 +201,7 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
   GroupRow& row = rows().group_row(s);
   const NodeId* t = rows().table(s);
   const std::int64_t whole = length / config().block_size;
-  const bool moves_states = length && (length != before || !row.stands);
+  const bool moves_states = length && (length != before || !row.stands());
   for (const int g : recurrent()) {
     if (!moves_states) break;
     const NodeId state = row.states[nth(g)];
@@ -221,10 +221,7 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
   row.hit = std::min(row.hit, length);
   row.start = std::min(row.start, length);
   row.replayed = row.begun = std::min(row.replayed, length);
-  if (length < before || !row.stands) {
-    row.stands = true;
-    row.moves = 0;
-  }
+  row.moves = 0;
   s.num_computed = length;
   use<GroupTables>().show_groups(s, 0);
 }

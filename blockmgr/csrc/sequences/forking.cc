@@ -194,7 +194,6 @@ void Forking::fork_groups(const Sequence& parent, const Sequence& child) noexcep
   GroupRow& to = rows().group_row(child);
   to.first = from.first;
   to.stops = from.stops;
-  to.stands = from.stands;
   to.moves = from.moves;
   share_parts(child, rows().table(child), from, to);
   use<GroupTables>().show_groups(child, 0);

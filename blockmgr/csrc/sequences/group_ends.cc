@@ -130,7 +130,7 @@ std::optional<GroupRow::Stop> GroupEnds::takes_stop(Sequence& s) noexcept {
 
 // At a stop, the state becomes findable and the sequence goes on in a copy.
 void GroupEnds::keep_state(Sequence& s) noexcept {
-  if (!s.num_computed || !rows().group_row(s).stands || s.outdated || !digester()) return;
+  if (!s.num_computed || !rows().group_row(s).stands() || s.outdated || !digester()) return;
   const auto stop = takes_stop(s);
   if (!stop) return;
   const bool passed = stop == GroupRow::kPromptEnd;
@@ -331,7 +331,7 @@ inline NodeId GroupEnds::keep_end(Sequence& s) noexcept {
   if (!end || !can_start(end)) return kNoNode;
   const std::int64_t unit = block_size().whole(end);
   const auto rest = static_cast<int>(end - unit * config().block_size);
-  if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return kNoNode;
+  if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands())) return kNoNode;
   if (s.loads) return kNoNode;  // it has no windows there
   if (rest ? !least || rest < least : !num_states()) return kNoNode;
   return rest ? cache_end_block(s, unit, rest, false) : use<GroupTables>().path_node(s, unit - 1);

@@ -102,7 +102,6 @@ bool GroupTables::tells_state(const Sequence& s) const {
 
 void GroupTables::note_state(Sequence& s) noexcept {
   if (rows().committed_ahead(s) || !tells_state(s)) return;
-  rows().group_row(s).stands = true;
   rows().group_row(s).moves = 0;
 }
 

@@ -69,7 +69,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   }
   void refuse_moved(const Sequence& s, const char* call) const {
     refuse_loading(s, call);
-    if (num_singles() && !rows().group_row(s).stands) [[unlikely]]
+    if (num_singles() && !rows().group_row(s).stands()) [[unlikely]]
       rows().refuse(s, call,
                     "a forward may have moved its state or ring since the last commit; commit "
                     "where it stopped first");

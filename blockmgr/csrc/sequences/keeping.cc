@@ -49,7 +49,7 @@ bool Keeping::settle(Kept& k) noexcept {
 NodeId Keeping::node_awaiting_end(const Sequence& s) const {
   const std::int64_t unit = s.num_computed / config().block_size;
   const bool shares = s.num_computed % config().block_size && !may_give(rows().table(s)[unit]);
-  if (shares || s.outdated || !rows().group_row(s).stands) return kNoNode;
+  if (shares || s.outdated || !rows().group_row(s).stands()) return kNoNode;
   for (const Kept& k : rows().keeps) {
     const Node& record = nodes()[k.block];
     if (!k.referenced || !k.is_state || !record.keyed()) continue;

@@ -41,7 +41,6 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
 
 void Launching::move_states(const Sequence& s) noexcept {
   GroupRow& row = rows().group_row(s);
-  row.stands = false;
   ++row.moves;
   row.farthest = std::max(row.farthest, std::min(s.num_tokens, rows().num_slots(s)));
 }
@@ -78,7 +77,6 @@ void Launching::return_groups(bool takes_back) noexcept {
     if (s.state != Sequence::kRunning || !is_same) continue;
     GroupRow& row = rows().group_row(s);
     row.moves = std::max(0, row.moves - 1);
-    row.stands = row.moves == 0;
     if (takes_back) row.farthest = row.sure;
   }
   moved_.clear();

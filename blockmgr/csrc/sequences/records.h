@@ -201,6 +201,10 @@ struct GroupRow {
   // By group of states, its other slots, in order: extra_blocks for each.
   std::vector<NodeId> others;
   int slot = 0;  // of its extra_blocks + 1, the one that its states are in
+  // Steps launched since its states were known to be those after num_computed tokens: each of them
+  // may have moved the states.
+  int moves = 0;
+  bool stands() const { return !moves; }
   // By group, while it is admitted: what it copies or takes over of the last node found; kNoNode:
   // nothing. States are taken over at the end of a whole block as well.
   std::vector<NodeId> sources;
@@ -212,8 +216,6 @@ struct GroupRow {
   // Why a forward should end there. The last one is chosen after the admission, by retain.
   enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kPromptEnd, kRetained };
   std::array<std::int64_t, 5> stops{};
-  bool stands = true;  // its states are known to be those after num_computed tokens
-  int moves = 0;       // steps launched since, each of which may have moved them
   // What its rings were given: [since, farthest), of which they have the last positions.
   std::int64_t since = 0;
   std::int64_t farthest = 0;
