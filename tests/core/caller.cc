@@ -137,7 +137,12 @@ struct OptionsForC : blockmgr_options {
       own_quotas.push_back({quota.name.data(), quota.name.size(), quota.blocks});
     quotas = own_quotas.data();
     num_quotas = own_quotas.size();
-    for (const Group& group : all) own_groups.push_back({group.kind, 0, group.width});
+    for (const Group& group : all) {
+      // A window that is computed again is a window with a detail.
+      const auto kind = group.is_replayed() ? Group::kWindow : group.kind;
+      const std::int64_t detail = group.is_ring() ? group.restart : group.replay;
+      own_groups.push_back({kind, static_cast<std::int32_t>(detail), group.width});
+    }
     groups = own_groups.data();
     num_groups = own_groups.size();
     digest = digest_for_c;
@@ -187,6 +192,7 @@ MatchResult Caller::match(const Prompt& prompt) {
   expect_ok(blockmgr_match(c_, &asked, &found, result.blocks.data(), room));
   result.blocks.resize(static_cast<std::size_t>(found.num_blocks));
   result.num_cached = found.num_cached_tokens;
+  result.num_replayed = found.num_replayed_tokens;
   result.num_partial = found.num_partial_tokens;
   result.num_idle = found.num_idle_blocks;
   result.num_computing = found.num_computing_tokens;
@@ -484,8 +490,8 @@ void Caller::check_reads() const {
     blockmgr_sequence view{};
     view.struct_size = sizeof view;
     expect_ok(blockmgr_view(c_, handle, &view));
-    EXPECT(view.num_tokens == s.num_tokens && view.num_computed_tokens == s.num_computed &&
-               view.num_cached_tokens == s.num_cached && view.num_blocks == s.num_blocks &&
+    EXPECT(view.num_tokens == s.num_tokens && view.num_computed_tokens == core_->computed(s) &&
+               view.num_cached_tokens == s.num_cached - core_->num_replayed(s) && view.num_blocks == s.num_blocks &&
                view.num_slots == core_->num_slots(s) &&
                view.is_preempted == (s.state == Sequence::kPreempted),
            "C tells other facts of a sequence");

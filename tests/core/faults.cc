@@ -185,12 +185,13 @@ std::int64_t drive(std::uint64_t seed, int moves, const std::function<Driver*(By
 
 void try_kind(std::uint8_t kind, std::uint64_t seed, int moves, Trial& trial) {
   const std::int64_t before = Allocations::live_bytes();
-  if (kind >= kLoadsKind) {
+  if (kind >= kUncachedKind) {
     drive<GroupPlay>(
         seed, moves,
         [&](Bytes& bytes, bool tried) {
-          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr, kind > kLoadsKind, false,
-                               true);
+          const bool loads = kind >= kLoadsKind;
+          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr, kind % 2,
+                               loads ? GroupPlay::kLoads : GroupPlay::kUncached);
         },
         [](const GroupPlay& play) { return play.core().fingerprint(); });
   } else if (kind >= kPoolKind) {
@@ -432,7 +433,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<std::string> kinds = kind_names();
-  for (const char* name : {"groups", "loads", "c:loads"}) kinds.emplace_back(name);
+  for (const char* name : {"groups", "loads", "c:loads", "uncached", "c:uncached"})
+    kinds.emplace_back(name);
   for (const std::string& kind : kind_names_through_c()) kinds.push_back(kind);
   Tallies tallies;
   OutOfMemory trial(tallies);

@@ -7,11 +7,9 @@
 namespace blockmgr::testing {
 
 std::vector<Group> groups_of(const std::string& text) {
-  static const std::map<std::string, Group::Kind> kinds = {{"full", Group::kFull},
-                                                           {"window", Group::kWindow},
-                                                           {"chunk", Group::kChunk},
-                                                           {"state", Group::kRecurrent},
-                                                           {"ring", Group::kRing}};
+  static const std::map<std::string, Group::Kind> kinds = {
+      {"full", Group::kFull},       {"window", Group::kWindow}, {"chunk", Group::kChunk},
+      {"state", Group::kRecurrent}, {"ring", Group::kRing},     {"again", Group::kReplayed}};
   std::vector<Group> groups;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('+', at), text.size());
@@ -30,6 +28,7 @@ std::vector<Group> groups_of(const std::string& text) {
     };
     if (const int size = number_after('/')) group.num_slices = GroupBoard::kUnit / size;
     if (const int restart = number_after(':')) group.restart = restart;
+    if (group.is_replayed()) group.replay = std::max<std::int64_t>(number_after('@'), width);
     groups.push_back(group);
     at = end + 1;
   }
@@ -49,7 +48,7 @@ void add_slices(const Group& group, int number, int unit, std::vector<Group>& sl
     one.end = (slice + 1) * unit / group.num_slices;
     one.number = number;
     one.slice = slice;
-    one.has_events = !is_full;
+    one.has_events = !is_full && !group.is_replayed();
     slices.push_back(one);
   }
 }
@@ -81,7 +80,7 @@ GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   setup.habits.chunk = kUnit * kMostUnits;
   setup.check_every = INT32_MAX;  // the walker checks the state after an operation
   setup.snapshot_every = 1;
-  setup.resizes = rules.wanted.find("resize") != std::string::npos;
+  if (rules.wanted.find("resize") != std::string::npos) setup.feature = kResizes;
   return setup;
 }
 

@@ -23,8 +23,9 @@ struct GroupRules {
   bool early_commit = false;
 };
 
-// Parses "window3/1+state+ring4:2": the kinds by name, each with its width, the tokens of its
-// blocks if they are fewer than those of a unit, and where a ring restarts.
+// Parses "window3/1+state+ring4:2+again3@4": the kinds by name, each with its width, the tokens of
+// its blocks if they are fewer than those of a unit, where a ring restarts, and how many tokens
+// before a hit are computed again for a window that is not cached.
 std::vector<Group> groups_of(const std::string& text);
 
 // A board draws nothing, so every byte that the engine draws is zero.

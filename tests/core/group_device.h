@@ -4,7 +4,8 @@
 // of a recurrent group holds one state, which remembers all tokens that it has consumed; a forward
 // advances it in place. So a state that is used twice, too early or too late differs from the
 // correct one. A ring is one block with the last positions, each written over the one before by its
-// width.
+// width. Windows that are not cached are computed again before a hit, and with them the rings; all
+// other groups begin at the hit.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,17 @@ struct GroupWork {
   std::vector<Prefix> prefixes;                   // after each token
   std::vector<std::vector<std::int32_t>> tables;  // by group, in the order of the engine
   bool begins = false;                            // its rings must be empty
+  // Uncached windows and rings have nothing before `since`; other groups write from `hit` on.
+  std::int64_t since = 0;
+  std::int64_t hit = 0;
+
+  std::int64_t start_of(const Group& group) const {
+    return group.is_cached() ? std::max(start, hit) : start;
+  }
 };
+
+// Whether its blocks hold positions in order, as many as there are.
+inline bool has_table(const Group& group) { return group.is_attention() || group.is_replayed(); }
 
 class GroupDevice {
  public:
@@ -54,15 +65,20 @@ class GroupDevice {
       if (copy.is_zeros()) fill(copy.destination, 0);
     std::shuffle(work.begin(), work.end(), rng_);
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (!groups_[g].is_attention()) {
+      if (!has_table(groups_[g])) {
         for (const GroupWork& one : work) groups_[g].is_ring() ? turn(g, one) : advance(g, one);
         continue;
       }
       for (const GroupWork& one : work)
-        for (std::int64_t i = one.start; i < one.stop; ++i) cell(g, one, i) = written(g, one, i);
-      for (const GroupWork& one : work)
-        for (std::int64_t i = groups_[g].first_read(one.start); i < one.stop; ++i)
+        for (std::int64_t i = one.start_of(groups_[g]); i < one.stop; ++i)
+          cell(g, one, i) = written(g, one, i);
+      for (const GroupWork& one : work) {
+        const std::int64_t start = one.start_of(groups_[g]);
+        const std::int64_t least = groups_[g].is_cached() ? 0 : one.since;
+        for (std::int64_t i = std::max(groups_[g].first_read(start), least);
+             start < one.stop && i < one.stop; ++i)
           if (cell(g, one, i) != written(g, one, i)) fail(g, one, i);
+      }
     }
   }
   // Something else than a forward writes what there are blocks for; it brings no ring.
@@ -127,7 +143,9 @@ class GroupDevice {
       if (cells_[at(block, word)]) fail(g, one, one.start);
     for (std::int64_t i = one.start; i < one.stop; ++i) {
       cells_[at(block, i % width)] = written(g, one, i);
-      for (std::int64_t read = i - i % groups_[g].restart; read <= i; ++read, ++num_reads_)
+      const std::int64_t least = i < one.hit ? one.since : 0;
+      for (std::int64_t read = std::max(i - i % groups_[g].restart, least); read <= i;
+           ++read, ++num_reads_)
         if (cells_[at(block, read % width)] != written(g, one, read)) fail(g, one, read);
     }
   }

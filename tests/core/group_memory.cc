@@ -45,6 +45,7 @@ void GroupPlay::check_mirror() {
     if (nodes[n].key_tokens != setup_.core.block_size || Pool::is_part(nodes[n])) continue;
     const std::uint8_t* digest = nodes.digest(n);
     for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
+      if (!setup_.groups[at].is_cached()) continue;
       const int further = further_of(at);
       const NodeId place = further < 0 ? n : core_.groups()->cached(further, n);
       if (place < 0 || (further >= 0 && core_.groups()->is_being_kept(place))) continue;
@@ -96,23 +97,27 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
 void GroupPlay::check_computed(const Seq& seq) const {
   const std::int64_t length = settled(seq);
   if (!length) return;
-  const std::int64_t query = std::max(length, seq.loads);  // nothing before it is read by another
   const Tables all = tables(seq);
+  const GroupRow row = core_.view_groups(seq.handle);
   for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
-    if (seq.loads && !setup_.groups[at].is_attention()) continue;
-    if (setup_.groups[at].recurrent()) {
+    const Group& group = setup_.groups[at];
+    if (seq.loads && !group.is_attention()) continue;
+    if (group.recurrent()) {
       const std::int32_t block = source_of(all[at][0], 0);
-      EXPECT(!core_.view_groups(seq.handle).stands() ||
+      EXPECT(!row.stands() ||
                  device_.holds_state(at, block, seq.prefixes[static_cast<std::size_t>(length - 1)]),
              "a state has another position than its sequence");
       continue;
     }
-    if (setup_.groups[at].is_ring()) {
+    if (group.is_ring()) {
       check_ring(seq, at, length);
       continue;
     }
     const std::int64_t size = device_.size_of(at);
-    for (std::int64_t i = setup_.groups[at].first_read(query); i < length; ++i) {
+    const std::int64_t end = group.is_cached() ? std::max(length, row.hit) : length;
+    const std::int64_t query = std::max(end, seq.loads);  // nothing before it is read by another
+    const std::int64_t least = group.is_cached() ? 0 : row.start;
+    for (std::int64_t i = std::max(group.first_read(query), least); i < end; ++i) {
       const auto word = static_cast<std::size_t>(i % size);
       const std::int32_t own = all[at][static_cast<std::size_t>(i / size)];
       EXPECT(
@@ -127,7 +132,8 @@ void GroupPlay::check_ring(const Seq& seq, std::size_t at, std::int64_t length) 
   const Group& ring = setup_.groups[at];
   const GroupRow row = core_.view_groups(seq.handle);
   const std::int32_t block = source_of(tables(seq)[at][0], 0);
-  for (std::int64_t i = std::max(length - length % ring.restart, row.farthest - ring.width);
+  for (std::int64_t i =
+           std::max({length - length % ring.restart, row.farthest - ring.width, row.since});
        i < length; ++i)
     EXPECT(device_.holds(at, block, static_cast<std::size_t>(i % ring.width),
                          seq.prefixes[static_cast<std::size_t>(i)]),

@@ -46,7 +46,7 @@ class GroupNames {
     // The order of ids decides which id is allocated next.
     for (NodeId n = 0; n < nodes_.count; ++n) put_node(n);
     put(core_.pool().num_free());
-    if (board_.setup_.resizes) {  // the last ones leave first
+    if (board_.setup_.feature == GroupPlay::kResizes) {  // the last ones leave first
       put(core_.pool().limit());
       core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
       for (const std::int32_t b : met_) put(b);
@@ -89,6 +89,8 @@ class GroupNames {
       put(row.since);
       put(row.farthest);
     }
+    if (groups_.replay())
+      for (const std::int64_t length : {row.start, row.hit, row.replayed, row.begun}) put(length);
     // An abort takes one step back, and asks whether another one is left.
     put(std::min(row.moves, core_.copies().in_flight() ? 2 : 1));
     put(seq.loads);
@@ -96,6 +98,11 @@ class GroupNames {
     const NodeId* table = core_.table_at(Sequences::row_of(seq.handle));
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_node(table[i]);
     for (int g = 0; g < groups_.num_groups(); ++g) {
+      if (groups_.group(g).is_replayed()) {
+        put(row.first[nth(g)]);
+        for (const NodeId own : row.own[nth(g)]) put_node(own);
+        continue;
+      }
       if (!groups_.group(g).is_attention()) {
         put_node(row.states[nth(g)]);
         continue;
@@ -147,8 +154,7 @@ class GroupNames {
       put(part.stop);
     }
     put(-2);
-    for (const auto& seq : board_.seqs_)
-      put(std::ranges::count(core_.moved_, seq->handle));
+    for (const auto& seq : board_.seqs_) put(std::ranges::count(core_.moved_, seq->handle));
     // The free blocks decide which sequence gets a block that is still to be written.
     core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
   }

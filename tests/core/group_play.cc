@@ -26,11 +26,8 @@ std::vector<Group> without_full(const std::vector<Group>& groups, int full) {
 
 }  // namespace
 
-GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial, bool through_c, bool resizes,
-                     bool loads)
-    : GroupPlay(bytes, draw(bytes, through_c), counts, trial) {
-  setup_.resizes = resizes;
-  setup_.loads = loads;
+GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial, bool through_c, Feature feature)
+    : GroupPlay(bytes, draw(bytes, through_c, feature), counts, trial) {
   core_.set_debug(bytes.one_in(4));
 }
 
@@ -59,7 +56,31 @@ void GroupPlay::draw_groups(Bytes& bytes, Setup& setup) {
   setup.core.groups = without_full(setup.groups, setup.core.full_group);
 }
 
-GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c) {
+// Windows become such as are computed again, at least one of them, and states rings.
+void GroupPlay::draw_uncached(Bytes& bytes, Setup& setup) {
+  const auto is_window = [](const Group& group) { return group.kind == Group::kWindow; };
+  std::vector<Group>& groups = setup.groups;
+  if (std::none_of(groups.begin(), groups.end(), is_window)) groups.push_back({Group::kWindow, 3});
+  std::int64_t replay = 0;
+  for (Group& group : groups) {
+    if (!is_window(group)) continue;
+    group.kind = Group::kReplayed;
+    group.has_events = false;
+    group.replay = std::max<std::int64_t>(group.width - 1, 1) + bytes.below(4);
+    replay = std::max(replay, group.replay);
+  }
+  for (Group& group : groups) {
+    if (!group.recurrent()) continue;
+    group.kind = Group::kRing;
+    group.restart = bytes.between(1, static_cast<int>(std::min<std::int64_t>(replay + 1, 8)));
+    group.width = group.restart + setup.habits.drafts + bytes.below(5);
+  }
+  setup.core.prompt_end_stop = -1;
+  setup.core.num_blocks += 6;
+  setup.core.groups = without_full(groups, setup.core.full_group);
+}
+
+GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, Feature feature) {
   static constexpr int kSizes[] = {2, 4, 1, 3};
   static constexpr int kBlocks[] = {6, 10, 16, 30};
   static constexpr int kChunks[] = {1, 3, 4, 8, 100};
@@ -106,6 +127,8 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c) {
   setup.vocabulary = bytes.one_in(3) ? 3 : 2;
   setup.check_every = config.num_blocks <= 24 ? 2 : 6;
   setup.through_c = through_c;
+  setup.feature = feature;
+  if (feature == kUncached) draw_uncached(bytes, setup);
   if (!through_c) return setup;
   // Only the core itself takes an option that means nothing, or another group than the first with
   // full attention for its tables.
@@ -118,12 +141,14 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c) {
 }
 
 std::string GroupPlay::config() const {
-  static const char* const kinds[] = {"full", "window", "chunk", "state"};
+  static const char* const kinds[] = {"full", "window", "chunk", "state", "ring", "again"};
   const Config& c = setup_.core;
   std::string text;
   for (const Group& group : setup_.groups)
     text += std::string(kinds[group.kind]) +
-            (group.width ? " " + std::to_string(group.width) : "") + ", ";
+            (group.width ? " " + std::to_string(group.width) : "") +
+            (group.is_ring() ? ":" + std::to_string(group.restart) : "") +
+            (group.is_replayed() ? "@" + std::to_string(group.replay) : "") + ", ";
   return "groups: " + text + std::to_string(c.num_blocks) + " blocks of " +
          std::to_string(c.block_size) + ", " + c.eviction + ", partial " +
          std::to_string(c.min_partial_tokens) + (c.early_commit ? ", early commits" : "") +
@@ -218,7 +243,7 @@ GroupPlay::Tables GroupPlay::tables(const Seq& seq) const {
       further += group.num_slices;
     }
     const std::int64_t size = device_.size_of(g);
-    const std::int64_t count = group.is_attention() ? (num_slots(seq) + size - 1) / size : 1;
+    const std::int64_t count = has_table(group) ? (num_slots(seq) + size - 1) / size : 1;
     tables.emplace_back(from + row * width, from + row * width + count);
   }
   return tables;
@@ -330,7 +355,7 @@ std::int64_t GroupPlay::served_by_scan(const std::vector<Token>& tokens, int nam
   const auto serves = [&](std::int64_t length) {
     if (!groups.can_start(length * size)) return false;
     for (int g = 0; g < groups.num_groups(); ++g) {
-      if (groups.group(g).is_ring()) continue;
+      if (!groups.group(g).is_cached()) continue;
       if (groups.group(g).recurrent()) {
         const NodeId state = groups.cached(g, chain[static_cast<std::size_t>(length - 1)]);
         if (state < 0 || groups.is_being_kept(state)) return false;
@@ -358,15 +383,16 @@ void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int6
   const std::int64_t most = num_slices * (length / size + 2);
   if (core_.quota(World::text_of(like.name)).available() - config.watermark_blocks < most) return;
   const std::int64_t served = size * served_by_scan(like.tokens, like.name, like.extras);
-  EXPECT(match.num_cached >= served, "a boundary that all groups serve is not found");
-  EXPECT(config.min_partial_tokens || match.num_cached == served || match.num_cached < num_loaded,
+  const std::int64_t hit = match.num_cached + match.num_replayed;
+  EXPECT(hit >= served, "a boundary that all groups serve is not found");
+  EXPECT(config.min_partial_tokens || hit == served || hit < num_loaded,
          "match found too many tokens");
 }
 
 void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
   const auto length = static_cast<int>(text.size());
   const int slots = bytes_.one_in(3) ? bytes_.between(1, length) : 0;
-  const bool loads = setup_.loads && bytes_.below(3);
+  const bool loads = setup_.feature == kLoads && bytes_.below(3);
   admit(text, name, extras, slots, loads ? bytes_.between(0, slots ? slots : length) : 0);
 }
 

@@ -23,9 +23,16 @@ namespace blockmgr::testing {
 
 class GroupPlay {
  public:
+  // What a run has that others do not.
+  enum Feature {
+    kPlain,
+    kResizes,   // the pool shrinks and grows
+    kLoads,     // the first tokens of some prompts come from elsewhere
+    kUncached,  // windows that are computed again before a hit, and rings
+  };
   // Draws a configuration, groups and habits from the stream.
   explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr,
-                     bool through_c = false, bool resizes = false, bool loads = false);
+                     bool through_c = false, Feature feature = kPlain);
   // Makes some calls and a step; false when the stream is at its end.
   bool move();
   // Frees everything, then checks that nothing leaked.
@@ -75,8 +82,7 @@ class GroupPlay {
     int vocabulary;
     int check_every;
     bool through_c = false;  // calls go through the C interface
-    bool resizes = false;    // the pool shrinks and grows
-    bool loads = false;      // the first tokens of some prompts come from elsewhere
+    Feature feature = kPlain;
     int snapshot_every = 4;  // calls between comparisons of what a refused call left
   };
   // A live sequence, as the engine sees it.
@@ -125,8 +131,9 @@ class GroupPlay {
   using Tables = std::vector<std::vector<std::int32_t>>;
 
   GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* trial);
-  static Setup draw(Bytes& bytes, bool through_c);
+  static Setup draw(Bytes& bytes, bool through_c, Feature feature);
   static void draw_groups(Bytes& bytes, Setup& setup);
+  static void draw_uncached(Bytes& bytes, Setup& setup);
   Outcome call(Op op, const std::function<void()>& run);
   Outcome outcome_of(const std::function<void()>& run) const;
   void put_on_trial(Op op, const std::function<void()>& run);
@@ -203,7 +210,8 @@ class GroupPlay {
   void forget(const Seq& seq);
 
   const Sequence& view(const Seq& seq) const { return core_.view(seq.handle); }
-  std::int64_t computed(const Seq& seq) const { return view(seq).num_computed; }
+  // Where its next forward begins.
+  std::int64_t computed(const Seq& seq) const { return core_.computed(view(seq)); }
   std::int64_t settled(const Seq& seq) const {
     return setup_.core.early_commit ? std::min(seq.settled_before, computed(seq)) : computed(seq);
   }

@@ -51,7 +51,7 @@ void GroupPlay::check_tables(const Seq& seq) const {
     if (static_cast<int>(g) == setup_.core.full_group) continue;
     const int further = next;
     next += setup_.groups[g].num_slices;
-    if (!setup_.groups[g].is_attention()) continue;
+    if (!has_table(setup_.groups[g])) continue;
     const std::int64_t size = device_.size_of(g);
     const std::int64_t end = num_slots(seq);
     std::int64_t first = end;
@@ -61,10 +61,16 @@ void GroupPlay::check_tables(const Seq& seq) const {
     if (first >= end) continue;
     std::vector<std::int64_t> slots(static_cast<std::size_t>(end - first));
     core_.group_slots(seq.handle, further, first, end, slots.data());
-    for (std::int64_t i = first; i < end; ++i)
+    const GroupRow row = core_.view_groups(seq.handle);
+    for (std::int64_t i = first; i < end; ++i) {
+      if (setup_.groups[g].is_cached() && row.start <= i && i < row.hit) {
+        EXPECT(slots[static_cast<std::size_t>(i - first)] == -1, "a slot is computed again");
+        continue;
+      }
       EXPECT(slots[static_cast<std::size_t>(i - first)] ==
                  all[g][static_cast<std::size_t>(i / size)] * size + i % size,
              "a slot of a group is not in its table");
+    }
   }
 }
 
@@ -82,10 +88,12 @@ void GroupPlay::check_fences(const std::vector<BlockCopy>& copies,
   for (const BlockCopy& copy : copies) written[static_cast<std::size_t>(copy.destination)] = true;
   for (const GroupWork& one : work)
     for (std::size_t g = 0; g < one.tables.size(); ++g) {
-      const bool state = !setup_.groups[g].is_attention();
+      const bool state = !has_table(setup_.groups[g]);
       const std::int64_t size = device_.size_of(g);
       const std::int64_t end = state ? 1 : (one.stop + size - 1) / size;
-      for (std::int64_t unit = state ? 0 : one.start / size; unit < end; ++unit)
+      const std::int64_t start = one.start_of(setup_.groups[g]);
+      if (start >= one.stop) continue;
+      for (std::int64_t unit = state ? 0 : start / size; unit < end; ++unit)
         written[static_cast<std::size_t>(one.tables[g][static_cast<std::size_t>(unit)])] = true;
     }
   for (std::size_t b = 0; b < written.size(); ++b) {
@@ -112,7 +120,9 @@ void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start,
                          stop,
                          {seq->prefixes.begin(), seq->prefixes.begin() + stop},
                          seq->tables,
-                         begins});
+                         begins,
+                         row.start,
+                         row.hit});
   closed.parts.push_back({seq->handle, stop});
 }
 
@@ -302,7 +312,7 @@ std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
 bool GroupPlay::move() {
   if (bytes_.done()) return false;
   for (int i = bytes_.below(5); i > 0; --i) plan(kPlanAny);
-  if (setup_.resizes && bytes_.one_in(4)) resize();
+  if (setup_.feature == kResizes && bytes_.one_in(4)) resize();
   land_some();
   if (setup_.core.early_commit) promise();
   step();
@@ -315,7 +325,7 @@ void GroupPlay::finish_up() {
   setup_.habits.plans_ahead = setup_.habits.overlaps = false;
   step();
   while (!seqs_.empty()) free(seqs_.back());
-  if (setup_.resizes) done(kGrow, [&] { caller_.grow(setup_.core.num_blocks); });
+  if (setup_.feature == kResizes) done(kGrow, [&] { caller_.grow(setup_.core.num_blocks); });
   release_holds();
   step();
   const std::vector<std::string> violations = core_.violations();

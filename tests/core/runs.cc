@@ -23,6 +23,7 @@ std::uint8_t kind_of(const std::string& name) {
   if (name == "c:groups") return kGroupKind + 32;
   if (name.ends_with("resize_in_groups")) return kResizeInGroupsKind + name.starts_with("c:");
   if (name.ends_with("loads")) return kLoadsKind + name.starts_with("c:");
+  if (name.ends_with("uncached")) return kUncachedKind + name.starts_with("c:");
   if (name.ends_with(families().name)) return kFamilyKind + name.starts_with("c:");
   if (name.ends_with(resizes().name)) return kResizeKind + name.starts_with("c:");
   if (name.starts_with("c:")) {
@@ -68,11 +69,15 @@ void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts
     return play_to_the_end(play, moves, calls);
   }
   if (kind >= kResizeInGroupsKind) {
-    GroupPlay play(bytes, counts, nullptr, kind > kResizeInGroupsKind, true);
+    GroupPlay play(bytes, counts, nullptr, kind > kResizeInGroupsKind, GroupPlay::kResizes);
     return play_to_the_end(play, moves, calls);
   }
   if (kind >= kLoadsKind) {
-    GroupPlay play(bytes, counts, nullptr, kind > kLoadsKind, false, true);
+    GroupPlay play(bytes, counts, nullptr, kind > kLoadsKind, GroupPlay::kLoads);
+    return play_to_the_end(play, moves, calls);
+  }
+  if (kind >= kUncachedKind) {
+    GroupPlay play(bytes, counts, nullptr, kind > kUncachedKind, GroupPlay::kUncached);
     return play_to_the_end(play, moves, calls);
   }
   if (kind >= kPoolKind) {

@@ -34,7 +34,7 @@ struct Arguments {
 [[noreturn]] void usage(const std::string& wrong) {
   std::fprintf(stderr,
                "%s\nusage: stress [--seed N] [--ops N] [--profile "
-               "NAME|groups|families|resize|resize_in_groups|loads|c|all] [--moves N] "
+               "NAME|groups|families|resize|resize_in_groups|loads|uncached|c|all] [--moves N] "
                "[--minutes M] [--out FILE] [--replay FILE]\n",
                wrong.c_str());
   std::exit(2);
@@ -68,8 +68,9 @@ Arguments parse(int argc, char** argv) {
       }
       const std::string name = value;
       const std::vector<std::string> apart = {
-          "groups",           "families",           "c:families", "resize", "c:resize",
-          "resize_in_groups", "c:resize_in_groups", "loads",      "c:loads"};
+          "groups",   "families",         "c:families",         "resize",
+          "c:resize", "resize_in_groups", "c:resize_in_groups", "loads",
+          "c:loads",  "uncached",         "c:uncached"};
       if (!std::count(apart.begin(), apart.end(), name) &&
           !std::count(a.kinds.begin(), a.kinds.end(), value) &&
           !std::count(known.begin(), known.end(), value))

@@ -339,6 +339,17 @@ def test_inside_its_replay_a_sequence_that_is_cut_falls_to_its_beginning() -> No
         world.compute(handle, length)
 
 
+def test_cut_inside_its_replay_a_sequence_begins_it_again_if_a_ring_has_lost_what_it_reads() -> (
+    None
+):
+    """The forward of tokens 7 and 8 may have gone on to token 14, with which token 8 is lost."""
+    for restart in (2, 5):  # with the hit of 12 tokens at a multiple of it, and not
+        world, handle = with_hit(40, kinds.Ring(restart, restart=restart))
+        world.compute(handle, 9)
+        assert world.manager.truncate(handle, 13) == 7
+        world.compute(handle, 13)
+
+
 def test_a_sequence_that_is_cut_keeps_no_tokens_without_a_slot() -> None:
     """Token 5 has lost its block of one token, so the block of 16 that it lies in has no slots."""
     groups = [FullAttention(), SlidingWindow(1, 1, cached=False, replay=1)]

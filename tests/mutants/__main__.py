@@ -20,13 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from tests.mutants.core import CRASHED, ENDLESS, Workshop
 from tests.mutants.extension import ExtensionBuild
 from tests.mutants.mutant import Mutant
-from tests.mutants.planted import CORE, EXTENSION, GROUPS, OF_GROUPS, PYTHON
+from tests.mutants.planted import CORE, EXTENSION, GROUPS, PYTHON
 from tests.mutants.python import tests_that_find
 from tests.mutants.share import drawn_share
 
@@ -50,7 +49,7 @@ def stressed(workshop: Workshop, mutant: Mutant, ops: int, seeds: Iterable[int])
     """Calls until an engine with groups finds it; ``None`` for a seed that finds nothing."""
     calls: list[int | None] = []
     for seed in seeds:
-        calls += workshop.calls_until_found(replace(mutant, profile="groups"), ops, [seed])
+        calls += workshop.calls_until_found(mutant, ops, [seed])
         if calls[-1] is not None:
             break
     return tuple(calls)
@@ -164,7 +163,7 @@ def main() -> int:
             if mutant in PYTHON:
                 return tests_that_find(mutant)
             calls: Result = ()
-            if mutant in GROUPS and mutant.tests == OF_GROUPS:
+            if mutant in GROUPS and mutant.profile != "all":
                 calls = stressed(workshop, mutant, args.ops, seeds)
                 if calls[-1] is not None:
                     return calls

@@ -21,7 +21,8 @@ class Mutant:
     """For a bug in Python or the extension: the tests that must find it."""
 
     profile: str = "all"
-    """For a bug in the core: the profile that finds it, if others rarely do."""
+    """For a bug in the core: the profile that finds it, if others rarely do. For one of groups: a
+    profile that may find it, so that its tests need not run."""
 
     times: int = 1
     """For a bug in the core: a factor on the number of calls, for rare bugs."""

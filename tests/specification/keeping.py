@@ -276,7 +276,8 @@ class ModelKeeping(ModelForgetting):
                     end > length or self.found_again(seq, group, end) is None
                 ):
                     return False
-        has_rings = length % self.ring_restart == 0 or self.rings_reach(seq, length)
+        begins_again = seq.replays or length % self.ring_restart == 0
+        has_rings = begins_again or self.rings_reach(seq, length)
         if not (has_rings and self.holds_own(seq, length)):
             return False
         if length == 0 or not self.recurrent():
@@ -326,6 +327,7 @@ class ModelKeeping(ModelForgetting):
 
     def fall_to(self, seq: Seq, length: int, before: int) -> None:
         covered = []
+        goes_on = seq.replays and length > 0  # with its replay
         for group, kind in self.attention():
             table = seq.tables[group]
             first = self.first_unit(kind, length)
@@ -350,11 +352,13 @@ class ModelKeeping(ModelForgetting):
                 assert source is not None
                 self.record(group, source, seq.state(group), self.size)
             seq.stands, seq.moves = True, 0
-        if self.rings() and not self.rings_reach(seq, length):
+        at, start = (seq.replayed, seq.again[0]) if goes_on else (length, length)
+        if self.rings() and not self.rings_reach(seq, at):
             for group in self.rings():
                 [ring] = seq.tables[group]
                 assert ring is not None
                 self.empty(ring)
-            seq.since = seq.farthest = length
+            seq.since = seq.farthest = start
+            seq.replayed = seq.begun = min(seq.replayed, start)
         seq.computed = length
         self.settle_at(seq, length)

@@ -178,8 +178,8 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
     return true;
   };
   for (std::int64_t length = most; length > 0; --length) {
-    const bool has_rings =
-        groups()->begins_empty(length) || use<GroupTables>().rings_reach(s, length);
+    const bool has_rings = rows().replays(s) || groups()->begins_empty(length) ||
+                           use<GroupTables>().rings_reach(s, length);
     if (has_rings && use<GroupTables>().has_own(s, length) && has_state(length) &&
         has_attention(length))
       return length;
@@ -209,8 +209,15 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
     copies().plan(groups()->cached(g, use<GroupTables>().path_node(s, whole - 1)), state,
                   config().block_size);
   }
-  if (!rings().empty() && !use<GroupTables>().rings_reach(s, length))
-    use<GroupTables>().empty_rings(s, length);
+  if (!rings().empty()) {
+    // A replay goes on where it is or, if the rings have lost what it reads there, begins again.
+    const bool goes_on = length && rows().replays(s);
+    if (!use<GroupTables>().rings_reach(s, goes_on ? row.replayed : length)) {
+      const std::int64_t start = goes_on ? row.start : length;
+      use<GroupTables>().empty_rings(s, start);
+      row.replayed = std::min(row.replayed, start);
+    }
+  }
   for (const int g : attention()) {
     std::int32_t& first = row.first[nth(g)];
     const auto due = static_cast<std::int32_t>(groups()->first_unit(g, length));

@@ -75,6 +75,8 @@ GROUPS = register(
     "groups/fixed_tables",
     "groups/block_sizes",
     tests=OF_GROUPS,
-) + register("groups/rings", tests=("tests/groups/test_rings.py",))
-GROUPS += register("groups/replays", tests=("tests/groups/test_replays.py",))
+    profile="groups",
+)
+GROUPS += register("groups/rings", tests=("tests/groups/test_rings.py",), profile="uncached")
+GROUPS += register("groups/replays", tests=("tests/groups/test_replays.py",), profile="uncached")
 GROUPS += register("groups/bare", tests=("tests/groups/test_bare.py",))
