@@ -140,7 +140,8 @@ struct OptionsForC : blockmgr_options {
     for (const Group& group : all) {
       // A window that is computed again is a window with a detail.
       const auto kind = group.is_replayed() ? Group::kWindow : group.kind;
-      const std::int64_t detail = group.is_ring() ? group.restart : group.replay;
+      const std::int64_t detail =
+          group.is_ring() ? group.restart : group.replay + group.extra_blocks;
       own_groups.push_back({kind, static_cast<std::int32_t>(detail), group.width});
     }
     groups = own_groups.data();
@@ -235,6 +236,11 @@ void Caller::reserve(Handle handle, std::int64_t num_slots) {
 void Caller::append(Handle handle, const Token* tokens, std::int64_t count) {
   if (!c_) return core_->append(handle, tokens, count);
   expect_ok(blockmgr_append(c_, handle, tokens, count));
+}
+
+void Caller::place_state(Handle handle, std::int64_t slot) {
+  if (!c_) return core_->place_state(handle, slot);
+  expect_ok(blockmgr_place_state(c_, handle, slot));
 }
 
 void Caller::commit(Handle handle, std::int64_t num_computed) {
@@ -491,8 +497,8 @@ void Caller::check_reads() const {
     view.struct_size = sizeof view;
     expect_ok(blockmgr_view(c_, handle, &view));
     EXPECT(view.num_tokens == s.num_tokens && view.num_computed_tokens == core_->computed(s) &&
-               view.num_cached_tokens == s.num_cached - core_->num_replayed(s) && view.num_blocks == s.num_blocks &&
-               view.num_slots == core_->num_slots(s) &&
+               view.num_cached_tokens == s.num_cached - core_->num_replayed(s) &&
+               view.num_blocks == s.num_blocks && view.num_slots == core_->num_slots(s) &&
                view.is_preempted == (s.state == Sequence::kPreempted),
            "C tells other facts of a sequence");
     std::vector<Token> told(static_cast<std::size_t>(s.num_tokens)), known(told);

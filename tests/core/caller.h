@@ -39,6 +39,7 @@ class Caller {
                        bool read_cache);
   void reserve(Handle handle, std::int64_t num_slots);
   void append(Handle handle, const Token* tokens, std::int64_t count);
+  void place_state(Handle handle, std::int64_t slot);
   void commit(Handle handle, std::int64_t num_computed);
   void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
   std::int64_t truncate(Handle handle, std::int64_t num_tokens);

@@ -106,7 +106,7 @@ class Tallies {
   auto end() const { return rows_.begin() + static_cast<std::ptrdiff_t>(size_); }
 
  private:
-  std::array<std::pair<const char*, Tally>, 64> rows_{};
+  std::array<std::pair<const char*, Tally>, 96> rows_{};
   std::size_t size_ = 0;
 };
 
@@ -185,13 +185,14 @@ std::int64_t drive(std::uint64_t seed, int moves, const std::function<Driver*(By
 
 void try_kind(std::uint8_t kind, std::uint64_t seed, int moves, Trial& trial) {
   const std::int64_t before = Allocations::live_bytes();
-  if (kind >= kUncachedKind) {
+  if (kind >= kSlotsKind) {
     drive<GroupPlay>(
         seed, moves,
         [&](Bytes& bytes, bool tried) {
-          const bool loads = kind >= kLoadsKind;
-          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr, kind % 2,
-                               loads ? GroupPlay::kLoads : GroupPlay::kUncached);
+          const auto feature = kind >= kLoadsKind      ? GroupPlay::kLoads
+                               : kind >= kUncachedKind ? GroupPlay::kUncached
+                                                       : GroupPlay::kSlots;
+          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr, kind % 2, feature);
         },
         [](const GroupPlay& play) { return play.core().fingerprint(); });
   } else if (kind >= kPoolKind) {
@@ -433,7 +434,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<std::string> kinds = kind_names();
-  for (const char* name : {"groups", "loads", "c:loads", "uncached", "c:uncached"})
+  for (const char* name :
+       {"groups", "loads", "c:loads", "uncached", "c:uncached", "slots", "c:slots"})
     kinds.emplace_back(name);
   for (const std::string& kind : kind_names_through_c()) kinds.push_back(kind);
   Tallies tallies;
@@ -451,7 +453,8 @@ int main(int argc, char** argv) {
       try_kind(kind_of(kind), stream, moves, trial);
     }
   } catch (const std::exception& violation) {
-    std::printf("violation in run %d of seed %d: %s\n", number, seed, violation.what());
+    std::printf("violation in run %d of seed %d, %s: %s\n", number, seed,
+                kinds[static_cast<std::size_t>(number) % kinds.size()].c_str(), violation.what());
     return 1;
   }
   std::printf("seed %d, %d runs of %d moves\n", seed, runs, moves);

@@ -14,7 +14,7 @@ std::vector<Group> groups_of(const std::string& text) {
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('+', at), text.size());
     const std::string one = text.substr(at, end - at);
-    const std::size_t digits = std::min(one.find_first_of("0123456789"), one.size());
+    const std::size_t digits = std::min(one.find_first_of("0123456789*"), one.size());
     const auto kind = kinds.find(one.substr(0, digits));
     const std::int64_t width = std::atoi(one.c_str() + digits);
     const bool wide =
@@ -28,6 +28,7 @@ std::vector<Group> groups_of(const std::string& text) {
     };
     if (const int size = number_after('/')) group.num_slices = GroupBoard::kUnit / size;
     if (const int restart = number_after(':')) group.restart = restart;
+    group.extra_blocks = number_after('*');
     if (group.is_replayed()) group.replay = std::max<std::int64_t>(number_after('@'), width);
     groups.push_back(group);
     at = end + 1;
@@ -64,7 +65,7 @@ GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   int blocks = 4 * rules.full_slices;
   for (std::size_t i = 1; i < setup.groups.size(); ++i) {
     add_slices(setup.groups[i], static_cast<int>(i), kUnit, config.groups);
-    blocks += 2 * setup.groups[i].num_slices;
+    blocks += 2 * setup.groups[i].num_slices + setup.groups[i].extra_blocks;
   }
   add_slices(setup.groups[0], 0, kUnit, config.groups);
   config.full_block_size = kUnit / rules.full_slices;
@@ -224,6 +225,7 @@ void GroupBoard::decode(Token token) {
   launch(closed);
   Step due = uncommitted_.front();
   uncommitted_.pop_front();
+  place(due);
   std::vector<Handle> batch;
   for (const Part& part : due)
     if (part.stop == static_cast<std::int64_t>(find(part.handle)->tokens.size()))

@@ -24,8 +24,8 @@ struct GroupRules {
 };
 
 // Parses "window3/1+state+ring4:2+again3@4": the kinds by name, each with its width, the tokens of
-// its blocks if they are fewer than those of a unit, where a ring restarts, and how many tokens
-// before a hit are computed again for a window that is not cached.
+// its blocks if they are fewer than those of a unit, where a ring restarts, how many tokens before
+// a hit are computed again for a window that is not cached; "state*2" has two slots more.
 std::vector<Group> groups_of(const std::string& text);
 
 // A board draws nothing, so every byte that the engine draws is zero.

@@ -2,10 +2,10 @@
 //
 // A cell of an attention group remembers the prefix whose last token it was computed from. A block
 // of a recurrent group holds one state, which remembers all tokens that it has consumed; a forward
-// advances it in place. So a state that is used twice, too early or too late differs from the
-// correct one. A ring is one block with the last positions, each written over the one before by its
-// width. Windows that are not cached are computed again before a hit, and with them the rings; all
-// other groups begin at the hit.
+// advances it in place, or from one of its sequence's slots to another. So a state that is used
+// twice, too early or too late differs from the correct one. A ring is one block with the last
+// positions, each written over the one before by its width. Windows that are not cached are
+// computed again before a hit, and with them the rings; all other groups begin at the hit.
 #pragma once
 
 #include <algorithm>
@@ -31,6 +31,9 @@ struct GroupWork {
   // Uncached windows and rings have nothing before `since`; other groups write from `hit` on.
   std::int64_t since = 0;
   std::int64_t hit = 0;
+  // The slots in which its states are, and in which the forward leaves them.
+  std::size_t from = 0;
+  std::size_t to = 0;
 
   std::int64_t start_of(const Group& group) const {
     return group.is_cached() ? std::max(start, hit) : start;
@@ -86,7 +89,7 @@ class GroupDevice {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (groups_[g].recurrent())
         for (std::int64_t word = 0; word < size_; ++word)
-          cells_[at(one.tables[g][0], word)] =
+          cells_[at(one.tables[g][one.to], word)] =
               state_of(g, one.prefixes[static_cast<std::size_t>(one.stop - 1)], word);
       if (!groups_[g].is_attention()) continue;
       for (std::int64_t i = one.start; i < one.stop; ++i)
@@ -150,16 +153,16 @@ class GroupDevice {
     }
   }
   void advance(std::size_t g, const GroupWork& one) {
-    const std::int32_t block = one.tables[g][0];
-    if (!block) fail(g, one, one.start);
+    const std::int32_t source = one.tables[g][one.from];
+    const std::int32_t block = one.tables[g][one.to];
+    if (!source || !block) fail(g, one, one.start);
     const auto state = [&](std::int64_t tokens, std::int64_t word) {
       return state_of(g, one.prefixes[static_cast<std::size_t>(tokens - 1)], word);
     };
     num_reads_ += size_;
     for (std::int64_t word = 0; word < size_; ++word) {
-      Cell& c = cells_[at(block, word)];
-      if (one.start && c != state(one.start, word)) fail(g, one, one.start);
-      c = state(one.stop, word);
+      if (one.start && cells_[at(source, word)] != state(one.start, word)) fail(g, one, one.start);
+      cells_[at(block, word)] = state(one.stop, word);
     }
   }
   [[noreturn]] void fail(std::size_t g, const GroupWork& one, std::int64_t position) const {

@@ -94,7 +94,8 @@ void GroupPlay::say(const SeqPtr& seq) {
     done(kUnpin, [&] { caller_.unpin(pins_[at]); });
     pins_.erase(pins_.begin() + static_cast<std::ptrdiff_t>(at));
   } else {
-    done(kSetTime, [&] { caller_.set_time(core_.time() + bytes_.below(3)); });
+    const double now = core_.time() + bytes_.below(3);
+    done(kSetTime, [&] { caller_.set_time(now); });
   }
   digester_->fails_in = fails_in;
 }

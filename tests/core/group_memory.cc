@@ -103,7 +103,7 @@ void GroupPlay::check_computed(const Seq& seq) const {
     const Group& group = setup_.groups[at];
     if (seq.loads && !group.is_attention()) continue;
     if (group.recurrent()) {
-      const std::int32_t block = source_of(all[at][0], 0);
+      const std::int32_t block = source_of(all[at][nth(row.slot)], 0);
       EXPECT(!row.stands() ||
                  device_.holds_state(at, block, seq.prefixes[static_cast<std::size_t>(length - 1)]),
              "a state has another position than its sequence");

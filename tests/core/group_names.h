@@ -97,6 +97,7 @@ class GroupNames {
     put(s.num_cached);
     const NodeId* table = core_.table_at(Sequences::row_of(seq.handle));
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_node(table[i]);
+    for (const NodeId other : row.others) put_node(other);
     for (int g = 0; g < groups_.num_groups(); ++g) {
       if (groups_.group(g).is_replayed()) {
         put(row.first[nth(g)]);
@@ -105,6 +106,7 @@ class GroupNames {
       }
       if (!groups_.group(g).is_attention()) {
         put_node(row.states[nth(g)]);
+        put(row.slot);
         continue;
       }
       put(row.first[nth(g)]);
@@ -144,6 +146,8 @@ class GroupNames {
     for (const GroupWork& work : closed.work) {
       put(work.start);
       put(work.stop);
+      put(static_cast<std::int64_t>(work.from));
+      put(static_cast<std::int64_t>(work.to));
       for (const auto& table : work.tables)
         for (const std::int32_t b : table) put_block_name(b);
     }

@@ -80,6 +80,18 @@ void GroupPlay::draw_uncached(Bytes& bytes, Setup& setup) {
   setup.core.groups = without_full(groups, setup.core.full_group);
 }
 
+// At least one group of states, each with a few slots more.
+void GroupPlay::draw_slots(Bytes& bytes, Setup& setup) {
+  const auto is_state = [](const Group& group) { return group.recurrent(); };
+  std::vector<Group>& groups = setup.groups;
+  if (std::none_of(groups.begin(), groups.end(), is_state)) groups.push_back({Group::kRecurrent});
+  const int extra = bytes.between(1, 3);
+  for (Group& group : groups)
+    if (is_state(group)) group.extra_blocks = extra;
+  setup.core.num_blocks += 6;
+  setup.core.groups = without_full(groups, setup.core.full_group);
+}
+
 GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, Feature feature) {
   static constexpr int kSizes[] = {2, 4, 1, 3};
   static constexpr int kBlocks[] = {6, 10, 16, 30};
@@ -129,6 +141,7 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, Feature feature) 
   setup.through_c = through_c;
   setup.feature = feature;
   if (feature == kUncached) draw_uncached(bytes, setup);
+  if (feature == kSlots) draw_slots(bytes, setup);
   if (!through_c) return setup;
   // Only the core itself takes an option that means nothing, or another group than the first with
   // full attention for its tables.
@@ -148,7 +161,8 @@ std::string GroupPlay::config() const {
     text += std::string(kinds[group.kind]) +
             (group.width ? " " + std::to_string(group.width) : "") +
             (group.is_ring() ? ":" + std::to_string(group.restart) : "") +
-            (group.is_replayed() ? "@" + std::to_string(group.replay) : "") + ", ";
+            (group.is_replayed() ? "@" + std::to_string(group.replay) : "") +
+            (group.extra_blocks ? "*" + std::to_string(group.extra_blocks) : "") + ", ";
   return "groups: " + text + std::to_string(c.num_blocks) + " blocks of " +
          std::to_string(c.block_size) + ", " + c.eviction + ", partial " +
          std::to_string(c.min_partial_tokens) + (c.early_commit ? ", early commits" : "") +
@@ -243,7 +257,8 @@ GroupPlay::Tables GroupPlay::tables(const Seq& seq) const {
       further += group.num_slices;
     }
     const std::int64_t size = device_.size_of(g);
-    const std::int64_t count = has_table(group) ? (num_slots(seq) + size - 1) / size : 1;
+    const std::int64_t count =
+        has_table(group) ? (num_slots(seq) + size - 1) / size : 1 + group.extra_blocks;
     tables.emplace_back(from + row * width, from + row * width + count);
   }
   return tables;
@@ -437,9 +452,11 @@ void GroupPlay::free(const SeqPtr& seq) {
 
 void GroupPlay::leave(const SeqPtr& kept) {
   const bool withdraws = is_ahead(*kept);
-  const Outcome outcome = call(kFree, [&] {
-    if (setup_.core.retention && bytes_.one_in(3)) {
-      caller_.free_expecting(kept->handle, bytes_.one_in(2), withdraws);
+  const bool says = setup_.core.retention && bytes_.one_in(3);
+  const bool expects = says && bytes_.one_in(2);
+  const Outcome outcome = call(kFree, [&] {  // may be made again, so nothing is drawn in it
+    if (says) {
+      caller_.free_expecting(kept->handle, expects, withdraws);
     } else {
       caller_.free(kept->handle, withdraws);
     }

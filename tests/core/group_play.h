@@ -29,6 +29,7 @@ class GroupPlay {
     kResizes,   // the pool shrinks and grows
     kLoads,     // the first tokens of some prompts come from elsewhere
     kUncached,  // windows that are computed again before a hit, and rings
+    kSlots,     // states that a forward leaves in another slot of their sequence
   };
   // Draws a configuration, groups and habits from the stream.
   explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr,
@@ -105,6 +106,7 @@ class GroupPlay {
   struct Part {
     Handle handle;
     std::int64_t stop;
+    std::size_t slot;  // in which it leaves the states
   };
   using Step = std::vector<Part>;
   // A closed plan, and the work of its forward.
@@ -134,6 +136,7 @@ class GroupPlay {
   static Setup draw(Bytes& bytes, bool through_c, Feature feature);
   static void draw_groups(Bytes& bytes, Setup& setup);
   static void draw_uncached(Bytes& bytes, Setup& setup);
+  static void draw_slots(Bytes& bytes, Setup& setup);
   Outcome call(Op op, const std::function<void()>& run);
   Outcome outcome_of(const std::function<void()>& run) const;
   void put_on_trial(Op op, const std::function<void()>& run);
@@ -191,7 +194,7 @@ class GroupPlay {
 
   // Steps.
   void step();
-  void add_work(Closed& closed, const SeqPtr& seq, std::int64_t start, std::int64_t stop) const;
+  void add_work(Closed& closed, const SeqPtr& seq, std::int64_t start, std::int64_t stop);
   void land(const SeqPtr& seq, bool promises);
   void land_some();
   void close(Closed& closed);
@@ -207,6 +210,10 @@ class GroupPlay {
   void take_back(const SeqPtr& seq);
   std::int64_t stop_of(const Seq& seq, std::int64_t start);
   std::int64_t launched(const Seq& seq) const;
+  const Part* last_launched(const Seq& seq) const;
+  std::size_t slot_of(const Seq& seq) const;
+  std::size_t next_slot(std::size_t slot);
+  void place(const Step& step);
   void forget(const Seq& seq);
 
   const Sequence& view(const Seq& seq) const { return core_.view(seq.handle); }

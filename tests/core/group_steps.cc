@@ -6,12 +6,38 @@
 
 namespace blockmgr::testing {
 
-// The computed length of a sequence after all closed steps have run.
-std::int64_t GroupPlay::launched(const Seq& seq) const {
+const GroupPlay::Part* GroupPlay::last_launched(const Seq& seq) const {
   for (auto step = uncommitted_.rbegin(); step != uncommitted_.rend(); ++step)
     for (const Part& part : *step)
-      if (part.handle == seq.handle) return part.stop;
-  return settled(seq);
+      if (part.handle == seq.handle) return &part;
+  return nullptr;
+}
+
+// The computed length of a sequence after all closed steps have run.
+std::int64_t GroupPlay::launched(const Seq& seq) const {
+  const Part* part = last_launched(seq);
+  return part ? part->stop : settled(seq);
+}
+
+// The slot in which its states are then.
+std::size_t GroupPlay::slot_of(const Seq& seq) const {
+  const Part* part = last_launched(seq);
+  return part ? part->slot : static_cast<std::size_t>(core_.view_groups(seq.handle).slot);
+}
+
+std::size_t GroupPlay::next_slot(std::size_t slot) {
+  int extra = 0;
+  for (const Group& group : setup_.groups) extra = std::max(extra, group.extra_blocks);
+  // With early commits, a forward is committed before anyone knows where it leaves the states.
+  if (!extra || setup_.core.early_commit) return slot;
+  return (slot + 1 + static_cast<std::size_t>(bytes_.below(1 + extra))) %
+         static_cast<std::size_t>(1 + extra);
+}
+
+// Says where forwards have left states, before their commit.
+void GroupPlay::place(const Step& step) {
+  for (const Part& part : step)
+    if (find(part.handle)) caller_.place_state(part.handle, static_cast<std::int64_t>(part.slot));
 }
 
 // Drops the launched, uncommitted work of this sequence.
@@ -90,10 +116,11 @@ void GroupPlay::check_fences(const std::vector<BlockCopy>& copies,
     for (std::size_t g = 0; g < one.tables.size(); ++g) {
       const bool state = !has_table(setup_.groups[g]);
       const std::int64_t size = device_.size_of(g);
-      const std::int64_t end = state ? 1 : (one.stop + size - 1) / size;
+      const auto slot = static_cast<std::int64_t>(setup_.groups[g].recurrent() ? one.to : 0);
+      const std::int64_t end = state ? slot + 1 : (one.stop + size - 1) / size;
       const std::int64_t start = one.start_of(setup_.groups[g]);
       if (start >= one.stop) continue;
-      for (std::int64_t unit = state ? 0 : start / size; unit < end; ++unit)
+      for (std::int64_t unit = state ? slot : start / size; unit < end; ++unit)
         written[static_cast<std::size_t>(one.tables[g][static_cast<std::size_t>(unit)])] = true;
     }
   for (std::size_t b = 0; b < written.size(); ++b) {
@@ -111,10 +138,11 @@ void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
   fences_.push_back(std::move(step));
 }
 
-void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start,
-                         std::int64_t stop) const {
+void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start, std::int64_t stop) {
   const GroupRow row = core_.view_groups(seq->handle);
   const bool begins = row.since == start && row.farthest == start;
+  const std::size_t slot = slot_of(*seq);
+  const std::size_t next = next_slot(slot);
   closed.work.push_back({seq->handle,
                          start,
                          stop,
@@ -122,19 +150,22 @@ void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start,
                          seq->tables,
                          begins,
                          row.start,
-                         row.hit});
-  closed.parts.push_back({seq->handle, stop});
+                         row.hit,
+                         slot,
+                         next});
+  closed.parts.push_back({seq->handle, stop, next});
 }
 
 // What is loaded arrives and is committed; promises: with early commits, together with what this
 // step's forward computes behind it.
 void GroupPlay::land(const SeqPtr& seq, bool promises) {
   const std::int64_t loaded = std::exchange(seq->loads, 0);
-  const GroupWork work{seq->handle,
-                       computed(*seq),
-                       loaded,
-                       {seq->prefixes.begin(), seq->prefixes.begin() + loaded},
-                       seq->tables};
+  GroupWork work{seq->handle,
+                 computed(*seq),
+                 loaded,
+                 {seq->prefixes.begin(), seq->prefixes.begin() + loaded},
+                 seq->tables};
+  work.to = slot_of(*seq);
   check_fences({}, {work});
   device_.load(work);
   seq->settled_before = loaded;
@@ -258,6 +289,7 @@ void GroupPlay::commit(Handle handle, std::int64_t computed) {
 
 void GroupPlay::commit(const Step& step) {
   if (!setup_.habits.late) complete();
+  place(step);
   const std::vector<Handle> decoded = decode(step);
   for (const Part& part : step) {
     const SeqPtr seq = find(part.handle);

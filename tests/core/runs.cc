@@ -24,6 +24,7 @@ std::uint8_t kind_of(const std::string& name) {
   if (name.ends_with("resize_in_groups")) return kResizeInGroupsKind + name.starts_with("c:");
   if (name.ends_with("loads")) return kLoadsKind + name.starts_with("c:");
   if (name.ends_with("uncached")) return kUncachedKind + name.starts_with("c:");
+  if (name.ends_with("slots")) return kSlotsKind + name.starts_with("c:");
   if (name.ends_with(families().name)) return kFamilyKind + name.starts_with("c:");
   if (name.ends_with(resizes().name)) return kResizeKind + name.starts_with("c:");
   if (name.starts_with("c:")) {
@@ -78,6 +79,10 @@ void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts
   }
   if (kind >= kUncachedKind) {
     GroupPlay play(bytes, counts, nullptr, kind > kUncachedKind, GroupPlay::kUncached);
+    return play_to_the_end(play, moves, calls);
+  }
+  if (kind >= kSlotsKind) {
+    GroupPlay play(bytes, counts, nullptr, kind > kSlotsKind, GroupPlay::kSlots);
     return play_to_the_end(play, moves, calls);
   }
   if (kind >= kPoolKind) {

@@ -32,11 +32,12 @@ struct Arguments {
 };
 
 [[noreturn]] void usage(const std::string& wrong) {
-  std::fprintf(stderr,
-               "%s\nusage: stress [--seed N] [--ops N] [--profile "
-               "NAME|groups|families|resize|resize_in_groups|loads|uncached|c|all] [--moves N] "
-               "[--minutes M] [--out FILE] [--replay FILE]\n",
-               wrong.c_str());
+  std::fprintf(
+      stderr,
+      "%s\nusage: stress [--seed N] [--ops N] [--profile "
+      "NAME|groups|families|resize|resize_in_groups|loads|uncached|slots|c|all] [--moves N] "
+      "[--minutes M] [--out FILE] [--replay FILE]\n",
+      wrong.c_str());
   std::exit(2);
 }
 
@@ -70,7 +71,8 @@ Arguments parse(int argc, char** argv) {
       const std::vector<std::string> apart = {
           "groups",   "families",         "c:families",         "resize",
           "c:resize", "resize_in_groups", "c:resize_in_groups", "loads",
-          "c:loads",  "uncached",         "c:uncached"};
+          "c:loads",  "uncached",         "c:uncached",         "slots",
+          "c:slots"};
       if (!std::count(apart.begin(), apart.end(), name) &&
           !std::count(a.kinds.begin(), a.kinds.end(), value) &&
           !std::count(known.begin(), known.end(), value))

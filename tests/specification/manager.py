@@ -442,7 +442,7 @@ class Specification(ModelKeeping):
             self.check_not_promised(seq)
         with self.call():
             before = self.reach(seq)
-            seq.farthest = max(seq.farthest, before)
+            seq.farthest = max(seq.farthest, seq.replayed if seq.replays else before)
             self.leave(seq)
             del seq.tokens[n:]
             for group in self.growing():

@@ -105,14 +105,15 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
   const bool is_settled = !rows().committed_ahead(s);
   const bool falls = has_groups() && is_settled;  // to where every group serves it
   if (falls) [[unlikely]] {
-    GroupRow& row = rows().group_row(s);
-    row.farthest = std::max(row.farthest, before);
-    row.sure = std::max(row.sure, before);
+    const std::int64_t given = rows().computed(s);  // to its rings
     length = fall_of(s, length, before);
     whole = length / config().block_size;
     const std::int64_t units = units_after_fall(s, length);
     if (units < std::min<std::int64_t>(kept, s.num_blocks))
       wait_from(s, units * config().block_size, num_tokens);
+    GroupRow& row = rows().group_row(s);  // nothing is refused from here on
+    row.farthest = std::max(row.farthest, given);
+    row.sure = std::max(row.sure, given);
     kept = std::min(kept, units);
     if (whole < s.num_chained) use<GroupEnds>().keep_path(s);
   }

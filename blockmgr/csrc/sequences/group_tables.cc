@@ -316,10 +316,11 @@ void GroupTables::fork_rings(const GroupRow& from, int partition, GroupRow& to) 
 // Whether its rings have what the query after so many tokens reads.
 bool GroupTables::rings_reach(const Sequence& s, std::int64_t length) const {
   const GroupRow& row = rows().group_row(s);
-  if (length <= row.since) return length == row.since && row.farthest <= row.since;
+  const std::int64_t farthest = std::max(row.farthest, rows().computed(s));
+  if (length <= row.since) return length == row.since && farthest <= row.since;
   return std::all_of(rings().begin(), rings().end(), [&](int g) {
     const Group& ring = groups()->group(g);
-    return std::max(row.since, length - length % ring.restart) >= row.farthest - ring.width;
+    return std::max(row.since, length - length % ring.restart) >= farthest - ring.width;
   });
 }
 
