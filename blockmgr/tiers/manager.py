@@ -285,15 +285,13 @@ class TieredManager(BlockManager):
                 raise ValueError("match must be None with load; pass a result of match_tiers to it")
             if num_slots is not None:
                 whole("num_slots", num_slots, 1)
-            prompt = _as_prompt(tokens, namespace, extras)
+            prompt = _as_prompt(tokens, namespace, extras, session)
             if asked is not None:
                 most = asked.num_cached_tokens
                 max_cached_tokens = min(
                     most, most if max_cached_tokens is None else max_cached_tokens
                 )
-            enter = partial(
-                super().admit, prompt, watermark_blocks=watermark_blocks, session=session
-            )
+            enter = partial(super().admit, prompt, watermark_blocks=watermark_blocks)
             handle = self._admit_loading(prompt, enter, num_slots, max_cached_tokens, asked)
             if handle is None:
                 handle = enter(num_slots=num_slots, max_cached_tokens=max_cached_tokens)
@@ -894,11 +892,14 @@ def _checked(tiers: object) -> tuple[TierConfig, ...]:
     return tuple(tiers)
 
 
-def _as_prompt(tokens: Tokens | Prompt, namespace: bytes, extras: Extras | None) -> Prompt:
+def _as_prompt(
+    tokens: Tokens | Prompt, namespace: bytes, extras: Extras | None, session: bytes = b""
+) -> Prompt:
     if type(tokens) is Prompt:
         tokens._parts(namespace, extras)
+        tokens._session_with(session)
         return tokens
-    return Prompt(tokens, namespace=namespace, extras=extras)
+    return Prompt(tokens, namespace=namespace, extras=extras, session=session)
 
 
 def _plan(tickets: list[Ticket]) -> TransferPlan:

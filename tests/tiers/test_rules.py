@@ -67,6 +67,22 @@ def test_a_prefix_comes_back_from_a_tier_after_its_eviction() -> None:
     assert manager.match(PROMPT).num_cached_tokens == 8
 
 
+@pytest.mark.parametrize("has_prompt", [False, True])
+def test_a_session_is_named_beside_a_load(has_prompt: bool) -> None:
+    manager = managed(retention=True)
+    stored(manager)
+    if has_prompt:
+        handle = manager.admit(Prompt(PROMPT, session=b"talk"), load=True)
+    else:
+        handle = manager.admit(PROMPT, session=b"talk", load=True)
+    assert manager.is_loading(handle)
+    assert manager.end_session(b"talk") is not None
+    with pytest.raises(ValueError, match="session must be left out"):
+        manager.admit(Prompt(PROMPT, session=b"talk"), session=b"talk", load=True)
+    with pytest.raises(TypeError, match="session must be bytes"):
+        manager.admit(PROMPT, session=5, load=True)  # type: ignore[arg-type]
+
+
 def test_the_last_token_is_never_loaded() -> None:
     manager = managed()
     stored(manager)
