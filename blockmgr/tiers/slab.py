@@ -37,6 +37,7 @@ from blockmgr.tiers.records import (
     runs_of,
     up,
 )
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +66,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class Slab:
+class Slab(NotCopied):
     """A file of blocks, open for one process.
 
     The caller decides which content goes to which block, and never writes to a block while it reads
@@ -109,6 +110,7 @@ class Slab:
     """
 
     _file = _direct = -1  # closed
+    _instead = "open a file of its own, or pass the slab itself"
 
     def __init__(
         self,
@@ -517,7 +519,8 @@ def locked(path: str, flags: int) -> int | None:
 
 def _made(path: str, identity: Identity, size: int) -> int:
     """A new slab: whole under another name first, so that a path never has half of one."""
-    draft = f"{path}.new"
+    target = os.path.realpath(path)  # a link to a file that is yet to be made stays one
+    draft = f"{target}.new"
     file = locked(draft, os.O_RDWR | os.O_CREAT)
     assert file is not None
     try:
@@ -531,7 +534,7 @@ def _made(path: str, identity: Identity, size: int) -> int:
         try:
             os.posix_fallocate(file, 0, size)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise room from None
         _fill(draft, file, size)
@@ -539,7 +542,7 @@ def _made(path: str, identity: Identity, size: int) -> int:
         for page, data in enumerate((identity.page(), record, record)):
             write_at(file, memoryview(data), page * PAGE)
         os.fsync(file)
-        os.rename(draft, path)
+        os.rename(draft, target)
     except BaseException as error:
         os.close(file)
         with contextlib.suppress(OSError):
