@@ -163,8 +163,12 @@ class Loads:
 
     def _close(self, ticket: Ticket) -> None:
         """Drops what a ticket holds."""
-        del self._tickets.open[ticket.number]
         self._device.release(ticket.targets[::-1])
+        self._end(ticket)
+
+    def _end(self, ticket: Ticket) -> None:
+        """Drops what a ticket holds in its tier."""
+        del self._tickets.open[ticket.number]
         self._tiers[ticket.source].pool.release(ticket.sources[::-1])
 
     def take(self, deadline: float | None) -> list[Ticket]:
@@ -200,12 +204,15 @@ class Loads:
         arrived = 0 if ticket.is_void else n
         tickets = self.waiting.get(ticket.handle, ())
         ticket.result = arrived
+        # Before the commit, which makes no state findable that others hold.
+        self._device.release(ticket.targets[::-1])
         try:
             computed = self._commit(ticket.handle, tickets)
         except BaseException:
             ticket.result = None
+            self._device.acquire(ticket.targets)
             raise
-        self._close(ticket)
+        self._end(ticket)
         books = self._tiers[ticket.source]
         books.stats.loaded += arrived
         if refused and n < len(ticket):

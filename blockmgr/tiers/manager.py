@@ -60,8 +60,8 @@ class TieredManager(BlockManager):
         for transfer in manager.take_stores():     # idle blocks, ahead of their eviction
             manager.stores_done(transfer.ticket, num_written)
 
-    A sequence that waits for a load can be freed and preempted, and nothing else: other calls raise
-    ``StepError`` until its tickets are resolved. No call waits for a tier.
+    A sequence that waits for a load can be freed, preempted and retained: other calls that change
+    it raise ``StepError`` until its tickets are resolved. No call waits for a tier.
 
     Each tier holds prefixes from their beginning, and evicts by itself. Its quotas are those of the
     manager, in proportion. With ``min_partial_tokens``, it holds the ends of sequences, too: their
@@ -827,6 +827,21 @@ class TieredManager(BlockManager):
         """``BlockManager.fork``; ``StepError`` while the sequence loads."""
         with self._settled(handle):
             return super().fork(handle, n)
+
+    def cache_state(self, handle: int) -> bool:
+        """``BlockManager.cache_state``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            return super().cache_state(handle)
+
+    def mark_state_moved(self, handle: int) -> None:
+        """``BlockManager.mark_state_moved``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            super().mark_state_moved(handle)
+
+    def place_state(self, handle: int, slot: int) -> None:
+        """``BlockManager.place_state``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            super().place_state(handle, slot)
 
     def reparent(
         self,

@@ -103,7 +103,7 @@ class Identity:
             (name, self.layout.get(name), other.layout.get(name))
             for name in dict.fromkeys([*self.layout, *other.layout])
         ]
-        return [each for each in (first, *named, *last) if each[1] != each[2]]
+        return [(name, a, b) for name, a, b in (first, *named, *last) if a != b]
 
     def page(self) -> bytes:
         """Page 0."""
@@ -135,7 +135,8 @@ def checked_layout(layout: object) -> dict[str, str | int]:
     """A layout that users give.
 
     Raises:
-        TypeError: It is no mapping, a name is no str, or a value neither a str nor an int.
+        TypeError: It is not a mapping, or has something else than str as names, and str and int as
+            values.
     """
     if not isinstance(layout, Mapping):
         raise TypeError(f"layout must map names to str and int, got {type(layout).__name__}")

@@ -14,6 +14,7 @@ from blockmgr import (
     ManagerConfig,
     NeverFitsError,
     OutOfBlocksError,
+    Priority,
     Prompt,
     StaleMatchError,
     StepError,
@@ -190,6 +191,9 @@ CALLS: dict[str, Any] = {
     "fork of a view": lambda m, h: m.sequence(h).fork(),
     "commit of a view": lambda m, h: m.sequence(h).commit(9),
     "reparent": lambda m, h: m.reparent([h], [0]),
+    "cache_state": lambda m, h: m.cache_state(h),
+    "mark_state_moved": lambda m, h: m.mark_state_moved(h),
+    "place_state": lambda m, h: m.place_state(h, 0),
 }
 
 
@@ -202,6 +206,14 @@ def test_a_loading_sequence_refuses_every_call_but_its_end(call: Any) -> None:
         call(manager, handle)
     manager.loads_done(load.ticket, 4)
     manager.commit(handle, 9)
+
+
+def test_a_loading_sequence_can_be_retained() -> None:
+    manager = managed(retention=True)
+    stored(manager)
+    handle, load = loading(manager)
+    assert manager.retain(handle, 0, 8, priority=Priority.HIGH) == 4
+    assert manager.loads_done(load.ticket, 4) == 8
 
 
 @pytest.mark.parametrize("end", ["free", "preempt"])
