@@ -163,12 +163,8 @@ class Loads:
 
     def _close(self, ticket: Ticket) -> None:
         """Drops what a ticket holds."""
-        self._device.release(ticket.targets[::-1])
-        self._end(ticket)
-
-    def _end(self, ticket: Ticket) -> None:
-        """Drops what a ticket holds in its tier."""
         del self._tickets.open[ticket.number]
+        self._device.release(ticket.targets[::-1])
         self._tiers[ticket.source].pool.release(ticket.sources[::-1])
 
     def take(self, deadline: float | None) -> list[Ticket]:
@@ -204,15 +200,15 @@ class Loads:
         arrived = 0 if ticket.is_void else n
         tickets = self.waiting.get(ticket.handle, ())
         ticket.result = arrived
-        # Before the commit, which makes no state findable that others hold.
-        self._device.release(ticket.targets[::-1])
+        # No transfer writes there any more, and a commit makes no state findable that others hold.
+        targets, ticket.targets = ticket.targets, []
+        self._device.release(targets[::-1])
         try:
             computed = self._commit(ticket.handle, tickets)
         except BaseException:
             ticket.result = None
-            self._device.acquire(ticket.targets)
             raise
-        self._end(ticket)
+        self._close(ticket)
         books = self._tiers[ticket.source]
         books.stats.loaded += arrived
         if refused and n < len(ticket):
