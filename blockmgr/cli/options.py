@@ -467,7 +467,10 @@ def chosen_model(text: str | None, dtype: str | None) -> Model | None:
         if dtype is not None:
             raise ValueError(f"dtype must not be given for {text}, whose sizes are known")
         return named(text)
-    return _of_config(Path(text), dtype)
+    try:
+        return _of_config(Path(text), dtype)
+    except TypeError as error:  # a field of the file, not an argument
+        raise ValueError(f"{text}: {error}") from None
 
 
 def _of_config(path: Path, dtype: str | None) -> Model:

@@ -21,6 +21,7 @@ from blockmgr.events import wire
 from blockmgr.events.codec import decode_hashes
 from blockmgr.index.layers import Layers, layers_of, longest_served
 from blockmgr.index.ranks import Cache, Worker
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +75,7 @@ class Placement:
     rank: int | None = None
 
 
-class WorkerIndex:
+class WorkerIndex(NotCopied):
     """Blocks by worker and tier, from events; a sink for ``blockmgr.events.Subscriber``.
 
     Its answers are only probable: keys are digests cut to 64 bits, and a block may be evicted while
@@ -115,6 +116,8 @@ class WorkerIndex:
     [('a', 2, 0.17), ('b', 0, 0.0)]
     """
 
+    _instead = "make another one, for readers of its own"
+
     decode_batch = staticmethod(decode_hashes)
     """Decoder of batches for a ``Subscriber``, which skips tokens."""
 
@@ -139,6 +142,8 @@ class WorkerIndex:
             raise TypeError(
                 f"tier_weights must map tiers to numbers, got {type(tier_weights).__name__}"
             )
+        if unknown := [key for key in tier_weights if key not in list(Tier)]:
+            raise ValueError(f"tier_weights must have a Tier as each key, got {unknown[0]!r}")
         weights = [_finite("tier_weights", tier_weights.get(tier, 0.0)) for tier in Tier]
         self._weights = np.array(weights, np.float64)
         self._load_weight = _finite("load_weight", load_weight)

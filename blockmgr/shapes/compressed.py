@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from blockmgr.groups import FullAttention, Group, SlidingWindow
-from blockmgr.shapes.fields import LAYERS, ConfigFields, listed_kinds
+from blockmgr.shapes.fields import ConfigFields, listed_kinds
 
 __all__ = ["BLOCK_SIZE", "compress_ratios", "compressed_groups"]
 
@@ -43,7 +43,7 @@ def compress_ratios(fields: ConfigFields) -> list[int]:
         raise TypeError(f"compress_ratios of the config must be a list, got {ratios!r}")
     if not any(ratios):
         return []
-    num_layers = fields.size(*LAYERS)
+    num_layers = fields.num_layers()
     if len(ratios) < num_layers:  # there may be more, of layers that draft
         raise ValueError(f"config has {len(ratios)} compress_ratios, there are {num_layers} layers")
     if strange := [ratio for ratio in ratios if ratio not in (0, 1, *STATE_BLOCKS)]:

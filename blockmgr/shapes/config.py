@@ -19,7 +19,6 @@ from blockmgr.shapes.fields import (
     CHUNKED,
     DTYPE,
     FULL,
-    LAYERS,
     NOTHING,
     OTHER_LAYERS,
     SLIDING,
@@ -86,7 +85,7 @@ def _layer(
 
 def _kinds(fields: ConfigFields) -> list[Group | None]:
     """Each layer, or None if it keeps nothing; then the states of layers with attention."""
-    num_layers = fields.size(*LAYERS)
+    num_layers = fields.num_layers()
     names = _names(fields, num_layers)
     shared = fields.get("num_kv_shared_layers") or 0  # the last layers read the K/V of earlier ones
     last = num_layers - whole("num_kv_shared_layers", shared, 0, num_layers - 1)

@@ -15,7 +15,6 @@ __all__ = [
     "CHUNKED",
     "DTYPE",
     "FULL",
-    "LAYERS",
     "NOTHING",
     "OTHER_LAYERS",
     "PER_TOKEN",
@@ -32,6 +31,7 @@ Config = object | Mapping[str, Any] | str | os.PathLike[str]
 
 # Names of one field in the configs of different families, the usual one first.
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+MOST_LAYERS = 65_536  # far more than any model has
 HEADS = ("num_attention_heads", "n_head")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
@@ -118,6 +118,10 @@ class ConfigFields:
     def size(self, *names: str) -> int:
         """A required whole number of at least 1."""
         return whole(names[0], self.need(*names), 1)
+
+    def num_layers(self) -> int:
+        """The number of layers, of which each is looked at."""
+        return whole(LAYERS[0], self.need(*LAYERS), 1, MOST_LAYERS)
 
 
 class _One:

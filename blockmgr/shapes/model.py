@@ -9,7 +9,6 @@ from blockmgr.arguments import whole
 from blockmgr.shapes.elements import check_dtype, torch_dtype
 from blockmgr.shapes.fields import (
     DTYPE,
-    LAYERS,
     NOTHING,
     OTHER_LAYERS,
     PER_TOKEN,
@@ -143,7 +142,7 @@ def kv_of(fields: ConfigFields, dtype: torch.dtype, num_layers: int) -> ModelSha
 
 
 def _kv_layers(fields: ConfigFields) -> int:
-    num_layers = fields.size(*LAYERS)
+    num_layers = fields.num_layers()
     shared = fields.get("num_kv_shared_layers")
     if shared:  # the last layers read the K/V of earlier ones (Gemma 3n)
         num_layers -= whole("num_kv_shared_layers", shared, 1)

@@ -200,6 +200,9 @@ class Loads:
         arrived = 0 if ticket.is_void else n
         tickets = self.waiting.get(ticket.handle, ())
         ticket.result = arrived
+        # No transfer writes there any more, and a commit makes no state findable that others hold.
+        targets, ticket.targets = ticket.targets, []
+        self._device.release(targets[::-1])
         try:
             computed = self._commit(ticket.handle, tickets)
         except BaseException:

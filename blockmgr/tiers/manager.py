@@ -60,8 +60,8 @@ class TieredManager(BlockManager):
         for transfer in manager.take_stores():     # idle blocks, ahead of their eviction
             manager.stores_done(transfer.ticket, num_written)
 
-    A sequence that waits for a load can be freed and preempted, and nothing else: other calls raise
-    ``StepError`` until its tickets are resolved. No call waits for a tier.
+    A sequence that waits for a load can be freed, preempted and retained: other calls that change
+    it raise ``StepError`` until its tickets are resolved. No call waits for a tier.
 
     Each tier holds prefixes from their beginning, and evicts by itself. Its quotas are those of the
     manager, in proportion. With ``min_partial_tokens``, it holds the ends of sequences, too: their
@@ -285,15 +285,13 @@ class TieredManager(BlockManager):
                 raise ValueError("match must be None with load; pass a result of match_tiers to it")
             if num_slots is not None:
                 whole("num_slots", num_slots, 1)
-            prompt = _as_prompt(tokens, namespace, extras)
+            prompt = _as_prompt(tokens, namespace, extras, session)
             if asked is not None:
                 most = asked.num_cached_tokens
                 max_cached_tokens = min(
                     most, most if max_cached_tokens is None else max_cached_tokens
                 )
-            enter = partial(
-                super().admit, prompt, watermark_blocks=watermark_blocks, session=session
-            )
+            enter = partial(super().admit, prompt, watermark_blocks=watermark_blocks)
             handle = self._admit_loading(prompt, enter, num_slots, max_cached_tokens, asked)
             if handle is None:
                 handle = enter(num_slots=num_slots, max_cached_tokens=max_cached_tokens)
@@ -830,6 +828,21 @@ class TieredManager(BlockManager):
         with self._settled(handle):
             return super().fork(handle, n)
 
+    def cache_state(self, handle: int) -> bool:
+        """``BlockManager.cache_state``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            return super().cache_state(handle)
+
+    def mark_state_moved(self, handle: int) -> None:
+        """``BlockManager.mark_state_moved``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            super().mark_state_moved(handle)
+
+    def place_state(self, handle: int, slot: int) -> None:
+        """``BlockManager.place_state``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            super().place_state(handle, slot)
+
     def reparent(
         self,
         handles: IntSequence[int] | npt.NDArray[np.int64],
@@ -894,11 +907,14 @@ def _checked(tiers: object) -> tuple[TierConfig, ...]:
     return tuple(tiers)
 
 
-def _as_prompt(tokens: Tokens | Prompt, namespace: bytes, extras: Extras | None) -> Prompt:
+def _as_prompt(
+    tokens: Tokens | Prompt, namespace: bytes, extras: Extras | None, session: bytes = b""
+) -> Prompt:
     if type(tokens) is Prompt:
         tokens._parts(namespace, extras)
+        tokens._session_with(session)
         return tokens
-    return Prompt(tokens, namespace=namespace, extras=extras)
+    return Prompt(tokens, namespace=namespace, extras=extras, session=session)
 
 
 def _plan(tickets: list[Ticket]) -> TransferPlan:

@@ -15,6 +15,7 @@ seeded by the identity, and with 128 bits for payloads.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from blockmgr.arguments import integer
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = [
     "FORMAT",
@@ -34,6 +37,7 @@ __all__ = [
     "Order",
     "Records",
     "State",
+    "checked_layout",
     "runs_of",
     "up",
 ]
@@ -91,11 +95,15 @@ class Identity:
 
     def differences(self, other: Identity) -> list[tuple[str, Any, Any]]:
         """Names of what differs, with both values; what comes first explains the rest."""
-        mine, theirs = ({**i.layout, **asdict(i)} for i in (self, other))
-        names = ["format", *dict.fromkeys([*self.layout, *other.layout])]
-        names += ["key_bytes", "block_bytes", "num_blocks"]
-        pairs = [(name, mine.get(name), theirs.get(name)) for name in names]
-        return [(name, a, b) for name, a, b in pairs if a != b]
+        first, *last = (
+            (name, getattr(self, name), getattr(other, name))
+            for name in ("format", "key_bytes", "block_bytes", "num_blocks")
+        )
+        named = [  # apart, because a layout may use these names as well
+            (name, self.layout.get(name), other.layout.get(name))
+            for name in dict.fromkeys([*self.layout, *other.layout])
+        ]
+        return [(name, a, b) for name, a, b in (first, *named, *last) if a != b]
 
     def page(self) -> bytes:
         """Page 0."""
@@ -121,6 +129,23 @@ class Identity:
     def seed(self) -> int:
         """Seeds the checksums of records, so that those of another slab never pass here."""
         return xxhash.xxh3_64_intdigest(self.page())
+
+
+def checked_layout(layout: object) -> dict[str, str | int]:
+    """A layout that users give.
+
+    Raises:
+        TypeError: It is not a mapping, or has something else than str as names, and str and int as
+            values.
+    """
+    if not isinstance(layout, Mapping):
+        raise TypeError(f"layout must map names to str and int, got {type(layout).__name__}")
+    found: dict[str, str | int] = {}
+    for name, value in layout.items():
+        if not isinstance(name, str):
+            raise TypeError(f"layout must have str as names, got {name!r}")
+        found[name] = value if isinstance(value, str) else integer(f"layout[{name!r}]", value)
+    return found
 
 
 @dataclass(frozen=True)

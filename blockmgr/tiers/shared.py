@@ -16,7 +16,7 @@ import xxhash
 from blockmgr.arguments import positive, whole
 from blockmgr.digest import KeyedDigest
 from blockmgr.tiers.paths import DIGEST_BYTES
-from blockmgr.tiers.records import FORMAT, Identity, Records, up
+from blockmgr.tiers.records import FORMAT, Identity, Records, checked_layout, up
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
@@ -187,17 +187,17 @@ class SharedStorage(NotCopied):
         self._timeout = positive("timeout", timeout)
         positive("retry", retry)
         whole("threads", threads, 1, 256)
-        identity = Identity(FORMAT, 0, block_bytes, key_bytes, dict(layout))
+        identity = Identity(FORMAT, 0, self._size, self.key_bytes, checked_layout(layout))
         self._identity = hashlib.sha256(identity.page()).digest()
         self._records = Records(identity)
         self._page = up(self._records.size)
-        self.batch = max(1, min(MOST_BLOCKS, MOST_BYTES // (self._page + block_bytes)))
+        self.batch = max(1, min(MOST_BLOCKS, MOST_BYTES // (self._page + self._size)))
         self._keyed = keyed
         self.root = bytes(DIGEST_BYTES)
         self._store = store
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         for _ in range(threads):
-            self._free.put(store.buffer(self.batch * (self._page + block_bytes)))
+            self._free.put(store.buffer(self.batch * (self._page + self._size)))
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared")
         self._lock = threading.Lock()
         self._stats = SharedStats()

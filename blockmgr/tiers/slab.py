@@ -33,9 +33,11 @@ from blockmgr.tiers.records import (
     Order,
     Records,
     State,
+    checked_layout,
     runs_of,
     up,
 )
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +51,7 @@ COUNTER_BITS = 40  # a serial is the number of the opening, then a counter with 
 SCAN_BYTES = 1 << 24  # headers that are read at a time
 FILL_BYTES = 1 << 20  # zeros that are written at a time
 MAX_KEY_BYTES = 1 << 18
+DIGEST_BYTES = 16  # of the checksum of a block
 MOST_VECTORS = 512  # places in memory that one transfer fills or reads
 
 _open_slabs: WeakSet[Slab] = WeakSet()
@@ -63,7 +66,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class Slab:
+class Slab(NotCopied):
     """A file of blocks, open for one process.
 
     The caller decides which content goes to which block, and never writes to a block while it reads
@@ -107,6 +110,7 @@ class Slab:
     """
 
     _file = _direct = -1  # closed
+    _instead = "open a file of its own, or pass the slab itself"
 
     def __init__(
         self,
@@ -117,20 +121,20 @@ class Slab:
         block_bytes: int,
         key_bytes: int,
     ) -> None:
-        self.path = os.fspath(path)
-        if not self.path:
-            raise ValueError("path must name a file, got ''")
+        self.path = _path(path)
         self.num_blocks = whole("num_blocks", num_blocks, 1, 2**31 - 1)
         self.block_bytes = whole("block_bytes", block_bytes, 1, 2**40)
         self.key_bytes = whole("key_bytes", key_bytes, 1, MAX_KEY_BYTES)
-        identity = Identity(FORMAT, num_blocks, block_bytes, key_bytes, dict(layout))
+        identity = Identity(
+            FORMAT, self.num_blocks, self.block_bytes, self.key_bytes, checked_layout(layout)
+        )
         self._records = Records(identity)
-        self._order = FIRST_HEADER + up(self._records.size * num_blocks)
-        self._payloads = self._order + up(Order.size(num_blocks))
-        self._stride = up(block_bytes)
+        self._order = FIRST_HEADER + up(self._records.size * self.num_blocks)
+        self._payloads = self._order + up(Order.size(self.num_blocks))
+        self._stride = up(self.block_bytes)
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._file = _opened(self.path, identity, self._payloads + self._stride * num_blocks)
+        self._file = _opened(self.path, identity, self._payloads + self._stride * self.num_blocks)
         try:
             self._begin()
         except BaseException:
@@ -258,6 +262,9 @@ class Slab:
         views = [self._checked(*each) for each in zip(blocks, keys, data, strict=True)]
         if digests is None:
             digests = [xxhash.xxh3_128_digest(view) for view in views]
+        for digest in digests:
+            if len(digest) != DIGEST_BYTES:
+                raise ValueError(f"digest must have {DIGEST_BYTES} bytes, got {len(digest)}")
         headers = memoryview(self._records.make(serials, keys, digests))
         size = self._records.size
         for at, first, count in runs_of(blocks, MOST_VECTORS):
@@ -356,11 +363,10 @@ class Slab:
             ValueError: A block is out of bounds, or the slab is closed.
         """
         self._check_open()
-        for block in blocks:
-            whole("blocks", block, 0, self.num_blocks - 1)
-        for block in blocks:
+        known = [whole("blocks", block, 0, self.num_blocks - 1) for block in blocks]
+        for block in known:
             write_at(self._file, memoryview(bytes(self._records.size)), self._header(block))
-        if blocks:
+        if known:
             os.fsync(self._file)
 
     def reset(self, *, volatile: bool = False) -> None:
@@ -458,6 +464,16 @@ class Slab:
                 os.close(file)
 
 
+def _path(path: object) -> str:
+    """The path of a slab. Paths in bytes are none: the name of its draft is made of text."""
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise TypeError(f"path must be a str or a path, got {type(path).__name__}")
+    if not name or "\0" in name:
+        raise ValueError(f"path must name a file, got {name!r}")
+    return name
+
+
 def _opened(path: str, identity: Identity, size: int) -> int:
     """The file, locked, with this identity; made first if there is none."""
     file = locked(path, os.O_RDWR)
@@ -503,7 +519,8 @@ def locked(path: str, flags: int) -> int | None:
 
 def _made(path: str, identity: Identity, size: int) -> int:
     """A new slab: whole under another name first, so that a path never has half of one."""
-    draft = f"{path}.new"
+    target = os.path.realpath(path)  # a link to a file that is yet to be made stays one
+    draft = f"{target}.new"
     file = locked(draft, os.O_RDWR | os.O_CREAT)
     assert file is not None
     try:
@@ -517,7 +534,7 @@ def _made(path: str, identity: Identity, size: int) -> int:
         try:
             os.posix_fallocate(file, 0, size)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise room from None
         _fill(draft, file, size)
@@ -525,7 +542,7 @@ def _made(path: str, identity: Identity, size: int) -> int:
         for page, data in enumerate((identity.page(), record, record)):
             write_at(file, memoryview(data), page * PAGE)
         os.fsync(file)
-        os.rename(draft, path)
+        os.rename(draft, target)
     except BaseException as error:
         os.close(file)
         with contextlib.suppress(OSError):

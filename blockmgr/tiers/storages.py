@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import xxhash
 
+from blockmgr.arguments import MOST, whole
 from blockmgr.tiers.records import up
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from blockmgr.tiers.slab import Slab
 
 __all__ = ["HostStorage", "SlabStorage", "Storage", "buffer_of"]
+
+
+MOST_BYTES = 2**62  # more than any machine has, and less than ``mmap`` refuses as no size
 
 
 def buffer_of(size: int) -> memoryview:
@@ -79,12 +83,17 @@ class HostStorage(Storage):
     Args:
         num_blocks: Blocks.
         block_bytes: Bytes of a block.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
-        self._size = block_bytes
-        self._memory = memoryview(mmap.mmap(-1, num_blocks * block_bytes))
-        self._records: list[tuple[int, bytes, bytes] | None] = [None] * num_blocks
+        count = whole("num_blocks", num_blocks, 1, MOST)
+        self._size = whole("block_bytes", block_bytes, 1, MOST_BYTES // count)
+        self._memory = memoryview(mmap.mmap(-1, count * self._size))
+        self._records: list[tuple[int, bytes, bytes] | None] = [None] * count
 
     def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:
         """As ``Storage.write``."""

@@ -52,6 +52,26 @@ def config_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_hidden_layers", True, "num_hidden_layers must be an int, got True"),
+        ("num_hidden_layers", 10**23, "num_hidden_layers must be in [1, 65536]"),
+        ("head_dim", 2.5, "head_dim must be an int, got 2.5"),
+        ("layer_types", [1, 2], "layer_types of the config must be a list of names"),
+    ],
+)
+def test_a_config_with_a_wrong_field_is_refused_in_one_line(
+    config_folder: Path, run: Run, field: str, value: object, message: str
+) -> None:
+    (config_folder / "config.json").write_text(json.dumps({**QWEN3_NEXT, field: value}))
+    result = run(*REPLAY, "--model", config_folder)
+    assert result.exit_code == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+
+
 @pytest.mark.parametrize("stop", [None, 0])
 def test_replay_counts_by_group_what_a_replay_in_the_lab_counts(run: Run, stop: int | None) -> None:
     option = () if stop is None else ("--prompt-end-stop", stop)

@@ -312,6 +312,9 @@ def test_an_array_is_read_an_element_at_a_time_with_places_of_its_lines(tmp_path
         ("[{first},\n {{]", r":2:3: found broken JSON"),
         ("[{first},\n {second}", r":2:\d+: found 'the end of the file', expected"),
         ("[{first},\n", r":2:1: found broken JSON"),
+        ("[{first}]\n[{second}]", r":2:1: found '\[' behind an array"),
+        ("[{first}]{second}", r"found '\{{' behind an array, expected the end of the file"),
+        ("[]\n{first}", r":2:1: found '\{{' behind an array"),
     ],
 )
 def test_a_broken_array_is_named_where_it_breaks(tmp_path: Path, text: str, error: str) -> None:

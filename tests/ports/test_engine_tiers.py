@@ -15,6 +15,7 @@ from tests.ports.test_engine_groups import GROUPS, WITH_STATES
 
 import torch  # isort: skip  (engine_models skips this file where there is none)
 
+from blockmgr.errors import ReentrancyError
 from blockmgr.ports.engine import Engine, Sampling
 from blockmgr.tiers import (
     DiskTier,
@@ -389,3 +390,19 @@ def test_a_conversation_of_fewer_tokens_than_a_block_goes_on_from_its_end(
             engine = opened(kind)
         go_on(engine)
         engine.close()
+
+
+def test_an_engine_is_closed_between_calls_and_says_so_later(tmp_path: Path) -> None:
+    engine = tiered(disk(tmp_path))
+
+    def close(*_: object) -> None:
+        with pytest.raises(ReentrancyError, match="inside another call"):
+            engine.close()
+
+    [found] = engine.generate(first_turns(1), GREEDY, on_token=close)
+    assert len(found.tokens) == NEW
+    engine.close()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the engine is closed"):
+            engine.generate(first_turns(1), GREEDY)
+    engine.close()

@@ -557,7 +557,7 @@ class Specification(ModelKeeping):
     def stops(self, handle: int) -> tuple[int, ...]:
         """Where its forwards should end, so that its states can be kept there."""
         seq = self.sequence(handle)
-        return tuple(sorted(stop for stop in seq.stops if stop > seq.computed))
+        return tuple(sorted(s for s in seq.stops if seq.computed < s <= seq.num_tokens))
 
     @property
     def seq_lens(self) -> Any:

@@ -99,6 +99,17 @@ def test_each_kind_of_group_stores_what_it_reads(
     assert manager.loads_done(load.ticket, len(load)) == 16
 
 
+def test_the_state_of_a_load_is_not_placed_elsewhere_before_it_arrives() -> None:
+    manager = grouped(groups=(FullAttention(), RecurrentState(extra_blocks=1)))
+    stored(manager)
+    handle, load = loading(manager)
+    with pytest.raises(StepError, match="waits for a load"):
+        manager.place_state(handle, 1)
+    assert manager.loads_done(load.ticket, len(load)) == 16
+    manager.copies_applied(manager.take_copies().ticket)
+    assert all(map(manager.is_cached, load.target_blocks.tolist()))
+
+
 def test_a_load_makes_one_boundary_and_none_on_the_way() -> None:
     # T10: behind every block, a prompt could continue if it were computed.
     manager = grouped()
@@ -106,6 +117,17 @@ def test_a_load_makes_one_boundary_and_none_on_the_way() -> None:
     _, load = loading(manager)
     manager.loads_done(load.ticket, len(load))
     assert [manager.match(PROMPT[:n]).num_cached_tokens for n in (17, 16, 15, 9)] == [16, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dedup", ["remap", "append_only"])
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_state_that_was_loaded_is_findable(dedup: str, extra: int) -> None:
+    manager = grouped(groups=(FullAttention(), RecurrentState(extra_blocks=extra)), dedup=dedup)
+    stored(manager)
+    _, load = loading(manager)
+    assert manager.loads_done(load.ticket, len(load)) == 16
+    manager.copies_applied(manager.take_copies().ticket)
+    assert manager.match(PROMPT).num_cached_tokens == 16
 
 
 @pytest.mark.parametrize("arrived", [0, 8, 9])

@@ -12,6 +12,7 @@ import xxhash
 
 pytest.importorskip("torch", reason="movers move tensors")
 
+import numpy as np
 import torch
 
 from blockmgr import FullAttention, RecurrentState, SlidingWindow
@@ -153,6 +154,18 @@ def test_host_memory_refuses_what_was_not_meant(wrong: str) -> None:
     serial, key = (8, b"key") if wrong == "serial" else (7, b"other")
     assert host.read(1, serial, key, into) is None
     assert host.read(0, 7, b"key", into) is None
+
+
+@pytest.mark.parametrize("value", [0, True, 1.5, 2**63])
+@pytest.mark.parametrize("name", ["num_blocks", "block_bytes"])
+def test_host_memory_refuses_sizes_by_name(name: str, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
+        HostStorage(**{"num_blocks": 2, "block_bytes": 8, name: value})
+
+
+def test_host_memory_has_its_size_whatever_numbers_say_it() -> None:
+    host, data = HostStorage(np.int8(100), np.int8(100)), memoryview(bytes(100))
+    host.write(99, 1, b"key", data, xxhash.xxh3_128_digest(data))
 
 
 class Broken(HostStorage):

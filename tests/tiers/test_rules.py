@@ -14,6 +14,7 @@ from blockmgr import (
     ManagerConfig,
     NeverFitsError,
     OutOfBlocksError,
+    Priority,
     Prompt,
     StaleMatchError,
     StepError,
@@ -65,6 +66,22 @@ def test_a_prefix_comes_back_from_a_tier_after_its_eviction() -> None:
     assert load.target_blocks.tolist() == manager.block_ids(handle)[:4]
     assert manager.loads_done(load.ticket, 4) == 8
     assert manager.match(PROMPT).num_cached_tokens == 8
+
+
+@pytest.mark.parametrize("has_prompt", [False, True])
+def test_a_session_is_named_beside_a_load(has_prompt: bool) -> None:
+    manager = managed(retention=True)
+    stored(manager)
+    if has_prompt:
+        handle = manager.admit(Prompt(PROMPT, session=b"talk"), load=True)
+    else:
+        handle = manager.admit(PROMPT, session=b"talk", load=True)
+    assert manager.is_loading(handle)
+    assert manager.end_session(b"talk") is not None
+    with pytest.raises(ValueError, match="session must be left out"):
+        manager.admit(Prompt(PROMPT, session=b"talk"), session=b"talk", load=True)
+    with pytest.raises(TypeError, match="session must be bytes"):
+        manager.admit(PROMPT, session=5, load=True)  # type: ignore[arg-type]
 
 
 def test_the_last_token_is_never_loaded() -> None:
@@ -174,6 +191,9 @@ CALLS: dict[str, Any] = {
     "fork of a view": lambda m, h: m.sequence(h).fork(),
     "commit of a view": lambda m, h: m.sequence(h).commit(9),
     "reparent": lambda m, h: m.reparent([h], [0]),
+    "cache_state": lambda m, h: m.cache_state(h),
+    "mark_state_moved": lambda m, h: m.mark_state_moved(h),
+    "place_state": lambda m, h: m.place_state(h, 0),
 }
 
 
@@ -186,6 +206,14 @@ def test_a_loading_sequence_refuses_every_call_but_its_end(call: Any) -> None:
         call(manager, handle)
     manager.loads_done(load.ticket, 4)
     manager.commit(handle, 9)
+
+
+def test_a_loading_sequence_can_be_retained() -> None:
+    manager = managed(retention=True)
+    stored(manager)
+    handle, load = loading(manager)
+    assert manager.retain(handle, 0, 8, priority=Priority.HIGH) == 4
+    assert manager.loads_done(load.ticket, 4) == 8
 
 
 @pytest.mark.parametrize("end", ["free", "preempt"])

@@ -30,6 +30,15 @@ def test_stops_are_where_a_state_is_worth_keeping() -> None:
     assert manager.stops(parts) == (12,)
 
 
+def test_no_stop_is_behind_the_tokens_of_a_truncated_sequence() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    manager.truncate(handle, 5)
+    assert manager.stops(handle) == ()
+    manager.append(handle, [60, 61, 62])
+    assert manager.stops(handle) == (8,)
+
+
 def test_a_long_prompt_stops_halfway() -> None:
     groups = [FullAttention(), RecurrentState()]
     manager = hybrid(4096, groups=groups, halfway_stop_tokens=40)

@@ -23,6 +23,8 @@ from blockmgr.tiers import (
 )
 from tests.unit.slab_support import SIZE, content, judge, key_of, open_slab
 
+SIZES: Any = {"num_blocks": 8, "block_bytes": SIZE, "key_bytes": 4}
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -613,6 +615,31 @@ def test_what_a_creation_that_was_killed_left_is_made_anew(path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
+def test_a_link_to_a_file_that_is_yet_to_be_made_stays_a_link(tmp_path: Path) -> None:
+    disk, link = tmp_path / "disk", tmp_path / "kv.slab"
+    disk.mkdir()
+    link.symlink_to(disk / "kv.slab")
+    for _ in range(2):
+        open_slab(link).close()
+    assert link.is_symlink()
+    assert [entry.name for entry in disk.iterdir()] == ["kv.slab"]
+
+
+LIMITED = """
+import resource, sys
+from tests.unit.slab_support import open_slab
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+open_slab(sys.argv[1])
+"""
+
+
+def test_a_limit_of_the_size_of_files_is_named(path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stderr.rstrip().endswith("kv.slab: cannot make it: File too large")
+    assert not list(path.parent.iterdir())
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -626,9 +653,17 @@ def test_what_a_creation_that_was_killed_left_is_made_anew(path: Path) -> None:
         (lambda s: s.close(order=[-1, 0]), ValueError, "order must be in"),
         (lambda s: s.close(order=[0] * 9), ValueError, "order must have at most 8 blocks, got 9"),
         (lambda s: s.close(order="ab"), TypeError, "order must be"),
+        (lambda s: s.write(0, b"keys", bytes(SIZE), digest=bytes(8)), ValueError, "digest must"),
         (lambda s: open_slab(s.path, num_blocks=0), ValueError, "num_blocks must be"),
         (lambda s: open_slab(s.path, block_bytes=0.5), TypeError, "block_bytes must be an int"),
         (lambda s: open_slab(s.path, layout={"x": "y" * 4096}), ValueError, "layout must fit"),
+        (lambda s: open_slab(s.path, layout={1: "x"}), TypeError, "layout must have str as names"),
+        (lambda s: open_slab(s.path, layout={"x": 0.5}), TypeError, "must be an int, got 0.5"),
+        (lambda s: open_slab(s.path, layout={"x": None}), TypeError, r"layout\['x'\] must be"),
+        (lambda s: Slab(s.path, None, **SIZES), TypeError, "layout must map names"),
+        (lambda s: open_slab(os.fsencode(s.path)), TypeError, "path must be a str or a path"),
+        (lambda s: open_slab(5), TypeError, "path must be a str or a path, got int"),
+        (lambda s: open_slab("a\0b"), ValueError, "path must name a file"),
     ],
 )
 def test_wrong_values_are_refused_by_name(
@@ -642,6 +677,26 @@ def test_wrong_values_are_refused_by_name(
         with pytest.raises(ValueError, match="is closed"):
             use()
     slab.close()
+
+
+def test_numpy_integers_make_the_same_slab(path: Path) -> None:
+    slab = open_slab(path)
+    serial = slab.write(7, b"keys", bytes(SIZE))
+    slab.close()
+    numbers = {name: np.int16(value) for name, value in SIZES.items()}
+    again = open_slab(path, layout={"rank": np.uint8(0)}, **numbers)
+    assert again.read(7, b"keys", serial, bytearray(SIZE))
+    again.erase([np.int8(7)])
+    assert not again.read(7, b"keys", serial, bytearray(SIZE))
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["format", "layout", "num_blocks"])
+def test_a_layout_may_use_the_names_of_the_format(path: Path, name: str) -> None:
+    open_slab(path, layout={name: "bf16"}).close()
+    with pytest.raises(SlabMismatchError, match=f"it was made for {name} 'bf16', not 'fp8'"):
+        open_slab(path, layout={name: "fp8"})
+    open_slab(path, layout={name: "bf16"}).close()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import pydoc
+import tempfile
 from collections.abc import Callable
 from dataclasses import fields
 
@@ -13,6 +14,7 @@ import pytest
 
 from blockmgr import BlockManager, ManagerConfig
 from blockmgr.pool import BlockPool
+from blockmgr.tiers import Slab
 
 
 def manager() -> BlockManager:
@@ -33,11 +35,25 @@ def cache() -> object:
     )
 
 
+def slab() -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        return Slab(f"{folder}/kv.slab", {}, num_blocks=1, block_bytes=8, key_bytes=1)
+
+
+def worker_index() -> object:
+    pytest.importorskip("msgspec", reason="needs the extra events")
+    from blockmgr.index import WorkerIndex
+
+    return WorkerIndex()
+
+
 MAKE: dict[str, Callable[[], object]] = {
     "BlockManager": manager,
     "Sequence": sequence,
     "BlockPool": lambda: BlockPool(8, 4),
     "PagedKVCache": cache,
+    "Slab": slab,
+    "WorkerIndex": worker_index,
 }
 
 

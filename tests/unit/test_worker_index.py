@@ -454,6 +454,7 @@ def test_a_withdrawn_worker_leaves_nothing_and_makes_room() -> None:
         (lambda i: i.num_blocks("w", -1), ValueError, "tier must be in .0, 3., got -1"),
         (lambda i: WorkerIndex(tier_weights=None), TypeError, "tier_weights must map tiers"),
         (lambda i: WorkerIndex(tier_weights={0: float("nan")}), ValueError, "tier_weights must be"),
+        (lambda i: WorkerIndex(tier_weights={"DEVICE": 1}), ValueError, "tier_weights must have"),  # type: ignore[dict-item]
         (lambda i: WorkerIndex(load_weight=float("inf")), ValueError, "load_weight must be finite"),
         (lambda i: i.place([1.5]), TypeError, "digests must be bytes or ints, got float"),
         (lambda i: WorkerIndex(max_workers=0), ValueError, "max_workers must be in"),

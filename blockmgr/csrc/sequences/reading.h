@@ -24,6 +24,8 @@ class Reading : public Part<Reading, Slices, GroupTables> {
     const Sequence& s = rows().view(handle);
     GroupRow row = rows().group_row(s);
     if (!num_states() || s.state != Sequence::kRunning) row.stops = {};  // no forward ends there
+    for (std::int64_t& stop : row.stops)
+      if (stop > s.num_tokens) stop = 0;  // behind a truncation, until there are tokens again
     return row;
   }
   void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;

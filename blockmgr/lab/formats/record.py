@@ -292,6 +292,11 @@ class _Window:
                 return self.text[:1]
             self.more()
 
+    def check_end(self) -> None:
+        """Refuses what follows an array, such as another one: its requests would be left out."""
+        if after := self.skip_space():
+            raise self.error(f"{after!r} behind an array", "the end of the file")
+
     def too_long(self) -> TraceFormatError:
         found = f"a record of more than {self.most_bytes} bytes"
         return self.error(found, f"at most {self.most_bytes} bytes a record")
@@ -320,6 +325,8 @@ def _values(file: Opened, most_bytes: int, *, is_array: bool) -> Iterator[Record
     if is_array:
         window.drop(window.text.index("[") + 1)
         if window.skip_space() == "]":
+            window.drop(1)
+            window.check_end()
             return
     decoder = json.JSONDecoder(object_pairs_hook=_once)
     while window.skip_space() or is_array:
@@ -334,6 +341,7 @@ def _values(file: Opened, most_bytes: int, *, is_array: bool) -> Iterator[Record
             raise window.error(f"{after or 'the end of the file'!r}"[:40], "',' or ']'")
         window.drop(1)
         if after == "]":
+            window.check_end()
             return
 
 

@@ -302,9 +302,11 @@ class Engine(NotCopied):
         """Stores what is idle in the tiers, and closes them; the engine is of no use afterwards.
 
         Without tiers, it does nothing.
+
+        Raises:
+            ReentrancyError: The engine is inside another call. Nothing is closed.
         """
-        if self._tiers is not None:
-            self._tiers.close()
+        self._scheduler.close()
 
     def report(self) -> EngineReport:
         """The work of the engine so far, and the savings by sharing."""

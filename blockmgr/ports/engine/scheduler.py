@@ -115,11 +115,14 @@ class Scheduler:
 
         Raises:
             ReentrancyError: A run is going on.
+            ValueError: The tiers are closed.
 
         Leaves:
             No sequences, even after an exception.
         """
         with self._alone():
+            if self._tiers is not None and self._tiers.is_closed:
+                raise ValueError("the engine is closed; make another one")
             self._on_token = on_token
             self._waiting.extend(jobs)
             try:
@@ -146,6 +149,16 @@ class Scheduler:
         with self._alone():
             self._forget()
             self._model.model_changed()
+
+    def close(self) -> None:
+        """Stores what is idle in the tiers, and closes them.
+
+        Raises:
+            ReentrancyError: A run is in progress. Nothing is closed.
+        """
+        with self._alone():
+            if self._tiers is not None:
+                self._tiers.close()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -60,6 +60,7 @@ class EngineTiers:
     Attributes:
         manager: The manager.
         loading: The jobs whose prompts wait for bytes.
+        is_closed: Whether the tiers are closed.
     """
 
     manager: TieredManager
@@ -135,6 +136,7 @@ class EngineTiers:
             self._config, tiers=tiers, max_loading=capacity, max_storing=storing
         )
         self._mover = Mover(self.manager, self._blocks, storages, load_timeout=self._timeout)
+        self.is_closed = False
 
     # Jobs.
 
@@ -255,6 +257,7 @@ class EngineTiers:
 
     def close(self) -> None:
         """Stores what is idle, and closes the files."""
+        self.is_closed = True
         while self._mover.poll():
             self._mover.drain()
         self._mover.close()
