@@ -431,6 +431,9 @@ class Hybrid(Device):
         while manager.is_loading(handle):
             self.mover.poll()
             self.mover.wait()
+        plan = manager.take_copies()  # the state that came is cached, and a copy goes on
+        self.cache.copy(plan)
+        manager.copies_applied(plan.ticket)
         view, row = manager.sequence(handle), manager.row(handle)
         count = 0 if view.is_preempted else view.num_computed_tokens
         for layer, first in enumerate((0, max(0, count - 4)) if count else ()):
