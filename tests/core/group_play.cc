@@ -77,6 +77,7 @@ void GroupPlay::draw_uncached(Bytes& bytes, Setup& setup) {
   }
   setup.core.prompt_end_stop = -1;
   setup.core.num_blocks += 6;
+  setup.core.stop_margin = bytes.below(3) * setup.core.block_size / 2;
   setup.core.groups = without_full(groups, setup.core.full_group);
 }
 
@@ -89,6 +90,7 @@ void GroupPlay::draw_slots(Bytes& bytes, Setup& setup) {
   for (Group& group : groups)
     if (is_state(group)) group.extra_blocks = extra;
   setup.core.num_blocks += 6;
+  setup.core.stop_margin = bytes.below(3) * setup.core.block_size / 2;
   setup.core.groups = without_full(groups, setup.core.full_group);
 }
 
@@ -167,7 +169,7 @@ std::string GroupPlay::config() const {
          std::to_string(c.block_size) + ", " + c.eviction + ", partial " +
          std::to_string(c.min_partial_tokens) + (c.early_commit ? ", early commits" : "") +
          (c.steps_in_flight ? ", steps in flight" : "") + (c.quotas.empty() ? "" : ", a quota") +
-         (setup_.habits.drafts ? ", drafts" : "") + (c.retention ? ", retention" : "") +
+         (setup_.habits.drafts ? ", drafts" : "") + (c.stop_margin ? ", a margin" : "") + (c.retention ? ", retention" : "") +
          (c.remap ? "" : ", append-only");
 }
 

@@ -330,6 +330,19 @@ def test_where_the_window_has_gone_a_sequence_falls_to_its_beginning() -> None:
     world.compute(handle, 9)
 
 
+def test_a_block_has_nothing_before_the_token_with_which_the_replay_began() -> None:
+    """Its window holds the block of tokens 8 to 11, of which it computed those from 9 on."""
+    for length, left in ((13, 13), (12, 0)):
+        world = World(40, 4, FULL, WINDOW, min_partial_tokens=1)
+        world.serve(PROMPT[:16])
+        handle = world.manager.admit([*PROMPT[:14], 91])
+        assert hit_of(world, handle) == (9, 5)
+        world.compute(handle, 15)
+        assert world.manager.truncate(handle, length) == left
+        world.manager.reserve(handle, length)
+        world.compute(handle, length)
+
+
 def test_inside_its_replay_a_sequence_that_is_cut_falls_to_its_beginning() -> None:
     for length, left in ((13, 9), (12, 9), (11, 0)):
         world, handle = with_hit()

@@ -242,7 +242,7 @@ class ModelBoundaries(ModelResuming):
 
     def pass_earlier(self, seq: Seq, most: int) -> None:
         """Passes the ends of earlier turns: the next turn continues from the end of this one."""
-        found = min(most, seq.cached + self.hit_margin) if seq.cached else 0
+        found = min(most, self.end_behind(seq.cached)) if seq.cached else 0
         for end in range(found // self.size * self.size, 0, -self.size):
             earlier = seq.prefix(end)
             if earlier in self.passed and earlier in self.continued:
@@ -287,7 +287,7 @@ class ModelBoundaries(ModelResuming):
 
     def expect_stops(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         stops = self.stops_of(seq, terms) | self.halfway(seq, plan.cached)
-        if self.hit_margin and seq.diverges <= plan.cached + self.hit_margin:
+        if self.hit_margin and seq.diverges <= self.end_behind(plan.cached):
             stops.discard(seq.diverges)
             seq.diverges = 0
         seq.prompt_end = self.prompt_end(seq, stops, plan.cached)
@@ -303,7 +303,24 @@ class ModelBoundaries(ModelResuming):
         super().hold_found(plan)
 
     def enter(self, seq: Seq) -> None:
-        self.continue_from(seq.prefix(seq.cached))
+        self.continue_from(self.continued_boundary(seq, seq.cached))
+
+    def end_behind(self, cached: int) -> int:
+        """The last place of a boundary that lets prompts find so much: a margin behind it.
+
+        Without parts of units, it is at the end of a unit.
+        """
+        end = cached + self.hit_margin
+        return end if self.min_partial_tokens else -(-end // self.size) * self.size
+
+    def continued_boundary(self, seq: Seq, cached: int) -> Prefix:
+        """The boundary from which a prompt continues that finds so much.
+
+        With a margin, this is behind what it finds: the windows there are kept for it.
+        """
+        last = min(self.end_behind(cached), len(seq.tokens)) if cached and self.hit_margin else 0
+        ends = map(seq.prefix, range(last // self.size * self.size, cached, -self.size))
+        return next((end for end in ends if end in self.stamps), seq.prefix(cached))
 
     def continue_from(self, found: Prefix) -> None:
         self.passed.pop(found, None)

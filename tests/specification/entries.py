@@ -183,7 +183,7 @@ class ModelEntries(ModelParts):
 
     def enter(self, seq: Seq) -> None:
         assert isinstance(seq, LayoutSeq)
-        self.continue_from(seq.prefix(seq.hit))
+        self.continue_from(self.continued_boundary(seq, seq.hit))
 
     def settle_at(self, seq: Seq, length: int) -> None:
         seq.settled = seq.written = length

@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from blockmgr import BlockManager, ChunkedAttention, FullAttention, Priority, SlidingWindow
+from blockmgr import (
+    BlockManager,
+    ChunkedAttention,
+    FullAttention,
+    Match,
+    Priority,
+    SlidingWindow,
+)
 from blockmgr.config import EVICTION_POLICIES
+from tests.specification.boundaries import ModelBoundaries
 
 SIZE = 4
 UNITS = 32
@@ -129,9 +137,7 @@ def turn(manager: BlockManager, prompt: list[int], answer: list[int]) -> int:
         manager.copies_applied(manager.take_copies().ticket)
         manager.commit(handle, number)
 
-    hit = manager.match(prompt)
-    if margin := manager.config.stop_margin_tokens:
-        hit = manager.match(prompt, max_cached_tokens=max(0, hit.num_cached_tokens - margin))
+    hit = looked_up(manager, prompt)
     handle = manager.admit(prompt, num_slots=max(1, hit.num_cached_tokens), match=hit)
     found = done = manager.sequence(handle).num_cached_tokens
     while done < len(prompt):
@@ -144,6 +150,14 @@ def turn(manager: BlockManager, prompt: list[int], answer: list[int]) -> int:
         computed(done)
     manager.free(handle)
     return found
+
+
+def looked_up(manager: BlockManager, prompt: list[int]) -> Match:
+    """The most that has a margin of cached tokens behind it."""
+    hit, margin = manager.match(prompt), manager.config.stop_margin_tokens
+    if hit.num_shared_tokens < hit.num_cached_tokens + margin:
+        hit = manager.match(prompt, max_cached_tokens=max(0, hit.num_cached_tokens - margin))
+    return hit
 
 
 def text(conversation: int, start: int, stop: int) -> list[int]:
@@ -201,7 +215,7 @@ def crowded(manager: BlockManager) -> None:
 
 
 def at(manager: BlockManager, tokens: int) -> int:
-    return manager.match([*text(0, 0, tokens), 5, 5, 5, 5]).num_cached_tokens
+    return looked_up(manager, [*text(0, 0, tokens), 5, 5, 5, 5]).num_cached_tokens
 
 
 def test_the_end_of_the_last_turn_outlives_those_before_it() -> None:
@@ -211,11 +225,13 @@ def test_the_end_of_the_last_turn_outlives_those_before_it() -> None:
     assert [at(manager, n) for n in (40, 80, 120)] == [0, 0, 120]
 
 
-def test_an_earlier_turn_from_which_prompts_continue_again_is_kept() -> None:
-    manager = conversation()
+@pytest.mark.parametrize("margin", [0, 1, SIZE])
+def test_an_earlier_turn_from_which_prompts_continue_again_is_kept(margin: int) -> None:
+    manager = conversation(stop_margin_tokens=margin, min_partial_tokens=int(margin == 1))
     turn(manager, [*text(0, 0, 40), *[7] * 8], [])
     crowded(manager)
-    assert [at(manager, n) for n in (40, 80, 120)] == [40, 40, 120]
+    # Behind the first turn, the rest of the path is cached, but no window.
+    assert [at(manager, n) for n in (40, 80, 120)] == [40 - margin, 40, 120 - margin]
 
 
 def test_a_retained_turn_is_kept() -> None:
@@ -234,12 +250,27 @@ def test_a_retained_turn_is_kept() -> None:
     assert at(manager, 40) == 40
 
 
-def test_a_prompt_that_others_share_is_kept() -> None:
-    manager = BlockManager(200, SIZE, null_block=True, groups=[FullAttention(), SlidingWindow(16)])
-    for number in range(3):
+def with_margin(margin: int, build: Any) -> Any:
+    return build(
+        200,
+        SIZE,
+        null_block=True,
+        groups=[FullAttention(), SlidingWindow(16)],
+        stop_margin_tokens=margin,
+        min_partial_tokens=int(margin == 1),
+    )
+
+
+@pytest.mark.parametrize("margin", [0, 1, SIZE, 2 * SIZE])
+@pytest.mark.parametrize("users", [2, 3])
+@pytest.mark.parametrize("build", [BlockManager, ModelBoundaries])
+def test_a_prompt_that_others_share_is_kept(margin: int, users: int, build: Any) -> None:
+    """With a margin, they continue before its end, and its end is what they need."""
+    manager = with_margin(margin, build)
+    for number in range(users):
         turn(manager, [*text(0, 0, 40), *[number] * 20], [])
     crowded(manager)
-    assert at(manager, 40) == 40
+    assert at(manager, 40) == 40 - margin
 
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)

@@ -356,13 +356,25 @@ NodeId Admitting::source_of(int g, const Found& found) const {
   return reads ? groups()->part(g, end) : kNoNode;
 }
 
+// The boundary from which a prompt continues that finds so much. With a margin, this is behind what
+// it finds: the windows there are kept for it. kNoNode: none.
+NodeId Admitting::continued_boundary(const Found& found) const {
+  const std::int64_t cached = num_cached(found);
+  if (cached && groups()->margin()) {
+    std::int64_t units = block_size().whole(use<Needs>().end_behind(cached));
+    for (units = std::min(units, found.num_lead); units * config().block_size > cached; --units)
+      if (groups()->is_boundary(found.full[units - 1])) return found.full[units - 1];
+  }
+  const NodeId end = last_node(found);
+  return end >= 0 && groups()->length(end) == cached ? end : kNoNode;
+}
+
 // In all further groups: the windows that it finds, and what it copies or takes over.
 void Admitting::keep_found_parts(Sequence& s, const Found& found) noexcept {
   GroupRow& row = rows().group_row(s);
   const NodeId* t = rows().table(s);
-  const std::int64_t cached = num_cached(found);
   const NodeId end = last_node(found);
-  if (end >= 0 && groups()->length(end) == cached) groups()->continue_from(end);
+  if (const NodeId n = continued_boundary(found); n >= 0) groups()->continue_from(n);
   for (int g = 0; g < groups()->num_groups(); ++g) {
     row.sources[nth(g)] = source_of(g, found);
     if (!groups()->group(g).is_attention()) continue;

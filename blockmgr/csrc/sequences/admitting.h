@@ -57,6 +57,7 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
   void occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   // The part that it copies or takes over in a group; kNoNode: none.
   NodeId source_of(int g, const Found& found) const;
+  NodeId continued_boundary(const Found& found) const;
   [[gnu::noinline]] void keep_found_parts(Sequence& s, const Found& found) noexcept;
   [[gnu::noinline]] void take_first_parts(Sequence& s, const Found& found) noexcept;
 

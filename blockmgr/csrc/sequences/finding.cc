@@ -25,7 +25,7 @@ void Finding::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
       std::min<std::int64_t>((count - 1) / config().block_size, config().row_width);
   const Chain chain = index().find_chain(tokens, limit, root, extras, found_room_.data());
   found.full = found_room_.data();
-  found.num_full = chain.num_blocks;
+  found.num_full = found.num_lead = chain.num_blocks;
   found.num_unused = pool().count_available(found.full, found.num_full);
   found.node = chain.node;
   found.strayed = chain.strayed;

@@ -115,7 +115,8 @@ void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
 // Of the boundary from which it has continued, and those before it: among so many leading units.
 void GroupEnds::pass_earlier(const Sequence& s, std::int64_t most) noexcept {
   if (!s.num_cached) return;
-  const std::int64_t found = std::min(most, block_size().whole(s.num_cached + groups()->margin()));
+  const std::int64_t found =
+      std::min(most, block_size().whole(use<Needs>().end_behind(s.num_cached)));
   groups()->pass_earlier(use<GroupTables>().path(s, 0, found), found);
 }
 

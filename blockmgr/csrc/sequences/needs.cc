@@ -174,7 +174,7 @@ Stops Needs::stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::i
   const std::int64_t step = std::lcm(size, groups()->restart());
   const std::int64_t end_of_last = num_tokens - std::max<std::int64_t>(1, margin);
   const std::int64_t last = std::max<std::int64_t>(0, end_of_last) / step * step;
-  const std::int64_t from = num_computed + groups()->margin();
+  const std::int64_t from = end_behind(num_computed);
   const std::int64_t first = num_computed / size;
   const std::int64_t blocks = (num_tokens - 1) / size - first;
   const std::int64_t least = config().halfway_stop_tokens;

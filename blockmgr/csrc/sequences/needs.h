@@ -44,6 +44,12 @@ class Needs : public Part<Needs, Slices, GroupTables> {
     if (config().prompt_end_stop < 0) return 0;
     return num_tokens - config().prompt_end_stop - config().stop_margin;
   }
+  // The last place of a boundary that lets prompts find so many tokens: a margin behind them, and
+  // at the end of a unit if nothing is found within one.
+  std::int64_t end_behind(std::int64_t cached) const {
+    const std::int64_t end = cached + groups()->margin();
+    return config().min_partial_tokens ? end : rows().blocks_for(end) * config().block_size;
+  }
   // The last place up to here at which a sequence can begin: rings are right there if empty.
   std::int64_t last_start(std::int64_t end) const {
     if (end <= groups()->replay()) return 0;

@@ -18,8 +18,9 @@ struct Remaps {
 
 // What of a prompt is cached. The lists lie in memory of the manager's, until the next look-up.
 struct Found {
-  const NodeId* full = nullptr;  // leading blocks found
+  const NodeId* full = nullptr;  // leading blocks found, and those behind them up to num_lead
   std::int64_t num_full = 0;
+  std::int64_t num_lead = 0;    // leading blocks that full attention has
   std::int64_t num_unused = 0;  // of those, blocks that count as available now
   NodeId node = kNoNode;        // the last of them, or the root
   bool strayed = false;         // hints led elsewhere at some of them

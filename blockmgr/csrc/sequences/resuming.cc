@@ -70,7 +70,7 @@ void Resuming::find_all(std::vector<Member>& members) {
     use<Finding>().find(tokens_of(m), s.num_tokens,
                         {root_node(s.root), s.extras_ids(), s.partition, 0, true}, m.most, reach,
                         rows().blocks_for(m.slots));
-    m.chain.assign(m.most.full, m.most.full + m.most.num_full);
+    m.chain.assign(m.most.full, m.most.full + m.most.num_lead);
     m.most.full = m.chain.data();
     m.num_whole = reach.num_whole;
     m.plan.num_shared = reach.num_shared;
@@ -113,7 +113,10 @@ void Resuming::agree(std::vector<Member>& members) const {
       if (starts[0] == starts[1] || std::min(starts[0], starts[1]) >= shared) continue;
       const Member& first = starts[0] < starts[1] ? a : b;
       Member& other = starts[0] < starts[1] ? b : a;
+      const std::int64_t lead = other.most.num_lead;
       other.most = first.most;
+      other.most.full = other.chain.data();  // the same so far; behind it, it is its own path
+      other.most.num_lead = lead;
       other.num_whole = first.num_whole;
       changed = true;
     }
