@@ -169,8 +169,8 @@ std::string GroupPlay::config() const {
          std::to_string(c.block_size) + ", " + c.eviction + ", partial " +
          std::to_string(c.min_partial_tokens) + (c.early_commit ? ", early commits" : "") +
          (c.steps_in_flight ? ", steps in flight" : "") + (c.quotas.empty() ? "" : ", a quota") +
-         (setup_.habits.drafts ? ", drafts" : "") + (c.stop_margin ? ", a margin" : "") + (c.retention ? ", retention" : "") +
-         (c.remap ? "" : ", append-only");
+         (setup_.habits.drafts ? ", drafts" : "") + (c.stop_margin ? ", a margin" : "") +
+         (c.retention ? ", retention" : "") + (c.remap ? "" : ", append-only");
 }
 
 void GroupPlay::fail(const std::string& otherwise) const {
