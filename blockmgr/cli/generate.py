@@ -110,7 +110,7 @@ def generate(
     """
     if not demo and len(words) < 2:
         raise click.UsageError("give a MODEL_DIR and at least one PROMPT, or --demo", ctx)
-    if settings["beams"] and (settings["temperature"] or settings["n"] > settings["beams"]):
+    if settings["beams"] > 0 and (settings["temperature"] or settings["n"] > settings["beams"]):
         raise click.UsageError("--beams takes no --temperature, and returns --n of its beams", ctx)
     checked = check or demo
     with one_line_errors(ctx, show_traceback=debug):

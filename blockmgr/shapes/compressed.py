@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from blockmgr.arguments import positive
 from blockmgr.groups import FullAttention, Group, SlidingWindow
 from blockmgr.shapes.fields import ConfigFields, listed_kinds
 
@@ -62,8 +63,11 @@ def compressed_groups(fields: ConfigFields) -> tuple[tuple[Group, ...], int]:
     """
     ratios = compress_ratios(fields)
     head, index = fields.size("head_dim"), fields.size("index_head_dim")
-    rope = fields.get("qk_rope_head_dim") or head * fields.need("partial_rotary_factor")
-    entry = head + int(rope) + SCALES  # 1 byte an element, and 2 with RoPE
+    if fields.get("qk_rope_head_dim"):
+        rope = fields.size("qk_rope_head_dim")
+    else:
+        rope = int(head * positive("partial_rotary_factor", fields.need("partial_rotary_factor")))
+    entry = head + rope + SCALES  # 1 byte an element, and 2 with RoPE
     indexed, others = ratios.count(4), ratios.count(128)
     block = indexed * _page(BLOCK_SIZE // 4 * entry, BLOCK_SIZE // 4 * (index + INDEX_SCALES))
     block += others * _page(BLOCK_SIZE // 128 * entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockmgr.arguments import whole
+from blockmgr.arguments import text, whole
 from blockmgr.groups import (
     ChunkedAttention,
     FullAttention,
@@ -121,40 +121,60 @@ def _names(fields: ConfigFields, num_layers: int) -> list[str]:
     if (listed := listed_kinds(fields, "layer_types", "layers_block_type")) is not None:
         return listed
     if (letters := fields.get("hybrid_override_pattern")) is not None:
-        return [LETTERS.get(letter, letter) for letter in letters]
-    is_full, other = _rule(fields)
+        pattern = text("hybrid_override_pattern", letters)
+        return [LETTERS.get(letter, letter) for letter in pattern]
+    is_full, other = _rule(fields, num_layers)
     return ["full_attention" if is_full(i) else other for i in range(num_layers)]
 
 
-def _rule(fields: ConfigFields) -> tuple[Callable[[int], bool], str]:
+def _rule(fields: ConfigFields, num_layers: int) -> tuple[Callable[[int], bool], str]:
     """Which layers have full attention, and the kind of the others."""
     if (indices := fields.get("attn_layer_indices")) is not None:
-        return (lambda i: i in indices), "mamba"
+        full = set(_numbers("attn_layer_indices", indices))
+        return (lambda i: i in full), "mamba"
     if (period := fields.get("attn_layer_period")) is not None:
-        offset = fields.need("attn_layer_offset")
+        period = whole("attn_layer_period", period, 1)
+        offset = whole("attn_layer_offset", fields.need("attn_layer_offset"), 0)
         return (lambda i: i % period == offset), "mamba"
     if (interval := fields.get("full_attention_interval")) is not None:
-        return _every(interval), "linear_attention"
+        return _every("full_attention_interval", interval), "linear_attention"
     if unknown := [name for name in OTHER_LAYERS if fields.get(name) is not None]:
         raise ValueError(
             f"{unknown[0]} of the config says which layers keep K/V in a way that is not known;"
             " give a HybridShape"
         )
     if fields.get("attention_chunk_size") is not None:
-        interval = fields.get("no_rope_layer_interval") or 4
-        chunked = fields.get("no_rope_layers")
-        is_full = (lambda i: not chunked[i]) if chunked else _every(interval)
-        return is_full, CHUNKED
+        return _unchunked(fields, num_layers), CHUNKED
     if fields.get("sliding_window") is None or fields.get("use_sliding_window") is False:
-        return _every(1), "full_attention"
+        return (lambda i: True), "full_attention"
     given = fields.get("sliding_window_pattern")
     pattern = PATTERNS.get(fields.get("model_type") or "", 0) if given is None else given
-    return _every(pattern), "sliding_attention"
+    return _every("sliding_window_pattern", pattern), "sliding_attention"
 
 
-def _every(interval: int) -> Callable[[int], bool]:
+def _unchunked(fields: ConfigFields, num_layers: int) -> Callable[[int], bool]:
+    """The layers without rotary positions, which read the whole context."""
+    if not (given := fields.get("no_rope_layers")):
+        return _every("no_rope_layer_interval", fields.get("no_rope_layer_interval") or 4)
+    chunked = _numbers("no_rope_layers", given)
+    if len(chunked) < num_layers:
+        raise ValueError(
+            f"no_rope_layers of the config has {len(chunked)} layers, there are {num_layers}"
+        )
+    return lambda i: not chunked[i]
+
+
+def _every(name: str, interval: object) -> Callable[[int], bool]:
     """The period of such layers; 0 for none."""
-    return lambda i: interval > 0 and (i + 1) % interval == 0
+    period = whole(name, interval, 0)
+    return lambda i: period > 0 and (i + 1) % period == 0
+
+
+def _numbers(name: str, listed: object) -> list[int]:
+    """The whole numbers of a field that lists them."""
+    if not isinstance(listed, list | tuple):
+        raise TypeError(f"{name} of the config must be a list of numbers, got {listed!r}")
+    return [whole(name, number, 0) for number in listed]
 
 
 def _kv(fields: ConfigFields, kind: Group, dtype: torch.dtype) -> ModelShape:

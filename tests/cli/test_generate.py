@@ -186,6 +186,7 @@ def test_wrong_commands_and_wrong_input(run: Run, tmp_path: Path) -> None:
         (("--demo", "--n", 2), 2, "n must be 1 at temperature 0"),
         (("--demo", "--beams", 2, "--temperature", 1), 2, "--beams takes no --temperature"),
         (("--demo", "--beams", 2, "--n", 3), 2, "returns --n of its beams"),
+        (("--demo", "--beams", -1), 2, "num_beams must be"),
         (("--demo", "--num-blocks", 0), 2, "--num-blocks"),
         (("--demo", "--length-penalty", "nan", "--beams", 2), 2, "length_penalty must be"),
         (("--demo", "--temperature", 1e-45), 2, "temperature must be"),

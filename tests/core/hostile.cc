@@ -437,8 +437,35 @@ void older_callers() {
 
 }  // namespace
 
+// A prompt that asks for slots that no pool has finds what is cached, in a pool of several groups.
+void slots_past_any_pool() {
+  blockmgr_options o = options();
+  const blockmgr_group groups[] = {{}, {BLOCKMGR_WINDOW, 0, 2}};
+  o.groups = groups;
+  o.num_groups = 2;
+  o.block_size = 1;
+  o.num_blocks = 32;
+  o.null_block = 1;
+  DONE(blockmgr_create(&o, &manager));
+  blockmgr_prompt p = prompt();
+  blockmgr_handle handle = 0;
+  DONE(blockmgr_admit(manager, &p, &handle));
+  DONE(blockmgr_commit(manager, handle, p.num_tokens));
+  blockmgr_match_result due{sizeof due}, found{sizeof found};
+  DONE(blockmgr_match(manager, &p, &due, nullptr, 0));
+  for (const std::int64_t slots : {kMost, kMost / 2 + 1, kMost / 2}) {
+    p.num_slots = slots;
+    DONE(blockmgr_match(manager, &p, &found, nullptr, 0));
+    if (!found.num_cached_tokens || found.num_cached_tokens != due.num_cached_tokens)
+      fail("match", "many slots find other tokens than those of the prompt");
+  }
+  blockmgr_destroy(manager);
+  manager = nullptr;
+}
+
 int main() {
   wrong_options();
+  slots_past_any_pool();
   blockmgr_options o = options();
   DONE(blockmgr_create(&o, &manager));
   blockmgr_prompt p = prompt();

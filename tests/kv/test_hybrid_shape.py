@@ -240,6 +240,7 @@ def test_kinds_that_are_nearly_as_many_make_one_group_each() -> None:
     assert len(HybridShape(layers).groups) == 51
 
 
+LLAMA_4_TEXT: dict[str, Any] = LLAMA_4_SCOUT["text_config"] | {"torch_dtype": "bfloat16"}  # type: ignore[operator]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (FALCON_MAMBA, r"falcon_mamba has no layer with attention.*RecurrentState\(\)"),
     (GPT_OSS_20B | {"is_encoder_decoder": True}, "gpt_oss has is_encoder_decoder.*cross-attention"),
@@ -251,12 +252,32 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (GPT_OSS_20B | {"layer_types": ["full_attention", "mamba"] * 12}, "gpt_oss has recurrent"),
     (GPT_OSS_20B | {"layer_types": None, "block_configs": [1]}, "block_configs of the config"),
     (GPT_OSS_20B | {"sliding_window": 0}, "sliding_window must be at least 1"),
+    (JAMBA_MINI | {"attn_layer_period": 0}, "attn_layer_period must be at least 1, got 0"),
+    (LLAMA_4_TEXT | {"no_rope_layers": [1, 0]}, "no_rope_layers of the config has 2 layers"),
 ]
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSED, ids=[m for _, m in REFUSED])
 def test_configs_that_have_no_groups_are_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        HybridShape.from_config(config)
+
+
+OF_OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
+    (NEMOTRON_H_8B | {"hybrid_override_pattern": 4}, "hybrid_override_pattern must be a str"),
+    (JAMBA_MINI | {"attn_layer_period": "8"}, "attn_layer_period must be an int, got '8'"),
+    (JAMBA_MINI | {"attn_layer_offset": "4"}, "attn_layer_offset must be an int, got '4'"),
+    (JAMBA_MINI | {"attn_layer_indices": 4}, "attn_layer_indices of the config must be a list"),
+    (QWEN_3_NEXT | {"full_attention_interval": 1.5}, "full_attention_interval must be an int"),
+    (LLAMA_4_TEXT | {"no_rope_layers": {"0": 1}}, "no_rope_layers of the config must be a list"),
+    (LLAMA_4_TEXT | {"no_rope_layer_interval": "4"}, "no_rope_layer_interval must be an int"),
+    (MISTRAL | {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be an int"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), OF_OTHER_TYPES, ids=[m for _, m in OF_OTHER_TYPES])
+def test_a_field_of_another_type_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         HybridShape.from_config(config)
 
 

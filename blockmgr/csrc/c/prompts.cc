@@ -49,6 +49,7 @@ void read_terms(const blockmgr_prompt& given, Prompt& prompt) {
 Prompt looked_up(const Sequences& core, Prompt prompt) {
   if (!prompt.num_slots) prompt.num_slots = prompt.num_tokens;
   blockmgr::checked_loaded(prompt);
+  prompt.num_slots = std::min(prompt.num_slots, kPastAnyPool);
   prompt.num_tokens = std::min(prompt.num_tokens, core.most_matched());
   prompt.num_loaded = std::min(prompt.num_loaded, prompt.num_tokens);
   return prompt;

@@ -27,9 +27,8 @@ blockmgr_status blockmgr_append(blockmgr_manager* manager, blockmgr_handle handl
                                 const uint32_t* tokens, int64_t num_tokens) {
   return change(manager, [&](Sequences& core) {
     elements(tokens, "tokens", num_tokens, "num_tokens");
-    // More than any pool holds is refused unread; so many can be added without an overflow.
-    constexpr std::int64_t kMost = std::int64_t{1} << 48;
-    core.append(handle, tokens, std::min(blockmgr::not_empty(num_tokens, "tokens"), kMost));
+    // More than any pool holds is refused unread.
+    core.append(handle, tokens, std::min(blockmgr::not_empty(num_tokens, "tokens"), kPastAnyPool));
   });
 }
 

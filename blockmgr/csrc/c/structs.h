@@ -24,6 +24,9 @@ inline constexpr std::size_t kFirstSequence = offsetof(blockmgr_sequence, stops)
 inline constexpr std::size_t kFirstEvents = offsetof(blockmgr_event_list, extras) + sizeof(void*);
 inline constexpr std::size_t kFirstStats = offsetof(blockmgr_stats, forgotten_blocks) + 8;
 
+// Tokens that no pool holds; so many can be counted in blocks of all groups without an overflow.
+inline constexpr std::int64_t kPastAnyPool = std::int64_t{1} << 48;
+
 template <class Struct>
 void check_size(std::size_t size, const char* name, std::size_t least) {
   if (size < least || size > sizeof(Struct))
