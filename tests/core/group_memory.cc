@@ -132,8 +132,9 @@ void GroupPlay::check_ring(const Seq& seq, std::size_t at, std::int64_t length) 
   const Group& ring = setup_.groups[at];
   const GroupRow row = core_.view_groups(seq.handle);
   const std::int32_t block = source_of(tables(seq)[at][0], 0);
+  const std::int64_t least = length < row.hit ? row.since : 0;  // while it is computed again
   for (std::int64_t i =
-           std::max({length - length % ring.restart, row.farthest - ring.width, row.since});
+           std::max({length - length % ring.restart, row.farthest - ring.width, least});
        i < length; ++i)
     EXPECT(device_.holds(at, block, static_cast<std::size_t>(i % ring.width),
                          seq.prefixes[static_cast<std::size_t>(i)]),

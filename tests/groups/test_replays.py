@@ -343,6 +343,19 @@ def test_a_block_has_nothing_before_the_token_with_which_the_replay_began() -> N
         world.compute(handle, length)
 
 
+def test_a_ring_has_nothing_before_the_token_with_which_the_replay_began() -> None:
+    """The query after 11 tokens reads from token 6 on, and the ring was given those from 7 on."""
+    window = kinds.SlidingWindow(2, cached=False, replay=5)
+    world = World(40, 4, FULL, window, kinds.Ring(8, restart=6))
+    world.serve(PROMPT[:13])
+    handle = world.manager.admit([*PROMPT[:12], 91, 92, 93])
+    assert hit_of(world, handle) == (7, 5)
+    world.compute(handle, 12)
+    assert world.manager.truncate(handle, 11) == 0
+    world.manager.reserve(handle, 11)
+    world.compute(handle, 11)
+
+
 def test_inside_its_replay_a_sequence_that_is_cut_falls_to_its_beginning() -> None:
     for length, left in ((13, 9), (12, 9), (11, 0)):
         world, handle = with_hit()

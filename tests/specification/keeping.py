@@ -304,8 +304,10 @@ class ModelKeeping(ModelForgetting):
         if length <= seq.since:
             return length == seq.since == seq.farthest
         rings = [kind for kind in self.kinds if isinstance(kind, Ring)]
+        least = seq.since if seq.replays else 0  # only a replay may lack what lies before it
         return all(
-            max(seq.since, ring.first_read(length)) >= seq.farthest - ring.width for ring in rings
+            max(least, ring.first_read(length)) >= max(seq.since, seq.farthest - ring.width)
+            for ring in rings
         )
 
     def found_again(self, seq: Seq, group: int, length: int) -> Block | None:

@@ -340,8 +340,8 @@ inline std::int64_t Pool::count_run(const NodeId* table, std::int64_t count) con
 }
 
 // release() of blocks that are cached, or used by others, from the last one on. How many come
-// before the first that is neither. What is before a used block is used, so those that become
-// unused are neighbours: one run.
+// before the first that is neither. What is before a used block in the chain is used, so those that
+// become unused are neighbours: one run. The end of a fork may come before blocks of another path.
 std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count) noexcept {
   constexpr std::int64_t kAhead = 8;
   Uses* const uses = nodes_.uses_of.data();
@@ -363,6 +363,7 @@ std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count) noexc
     if (uses[end].ref_count + uses[end].pins == 1) {
       const NodeId parent = nodes_[begin].parent;
       if (!nodes_[end].keyed() || (parent >= 0 && !uses[parent].ref_count)) break;
+      if (last && first != count) break;
       uses[end] = Uses();
       --kept;
       if (length > 1) {

@@ -318,9 +318,12 @@ bool GroupTables::rings_reach(const Sequence& s, std::int64_t length) const {
   const GroupRow& row = rows().group_row(s);
   const std::int64_t farthest = std::max(row.farthest, rows().computed(s));
   if (length <= row.since) return length == row.since && farthest <= row.since;
+  // Only what is computed again may lack what lies before its beginning.
+  const std::int64_t least = rows().replays(s) ? row.since : 0;
   return std::all_of(rings().begin(), rings().end(), [&](int g) {
     const Group& ring = groups()->group(g);
-    return std::max(row.since, length - length % ring.restart) >= farthest - ring.width;
+    const std::int64_t read = std::max(least, length - length % ring.restart);
+    return read >= std::max(row.since, farthest - ring.width);
   });
 }
 
