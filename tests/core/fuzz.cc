@@ -10,7 +10,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace blockmgr::testing;
-  if (size < 8 || size > 4096) return 0;
+  if (size < 8 || size > 16384) return 0;
   Bytes bytes(data, size);
   try {
     std::int64_t calls = 0;
