@@ -451,7 +451,8 @@ void slots_past_any_pool() {
   blockmgr_handle handle = 0;
   DONE(blockmgr_admit(manager, &p, &handle));
   DONE(blockmgr_commit(manager, handle, p.num_tokens));
-  blockmgr_match_result due{sizeof due}, found{sizeof found};
+  blockmgr_match_result due{}, found{};
+  due.struct_size = found.struct_size = sizeof due;
   DONE(blockmgr_match(manager, &p, &due, nullptr, 0));
   for (const std::int64_t slots : {kMost, kMost / 2 + 1, kMost / 2}) {
     p.num_slots = slots;
