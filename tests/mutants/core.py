@@ -29,7 +29,7 @@ CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -si
 MOST_MEMORY = 1 << 30  # a bug may try to allocate everything
 # Limits on processor time, because a bug may cause an endless loop: the unchanged core must make
 # this many calls a second, and a mutant may be SLOWER times slower than that.
-LEAST_CALLS = 40_000
+LEAST_CALLS = 20_000
 SLOWER = 3
 FAST, QUICK = "-O1", "-O0"
 # Files of the harness that belong to other programs.
