@@ -13,7 +13,7 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.groups import FullAttention, Ring
 from tests.conftest import MakeManager
 from tests.fingerprints import fingerprint
-from tests.unit.engine import ids, serve
+from tests.unit.engine import ids, serve, step
 
 
 class Meddler:
@@ -136,6 +136,32 @@ def test_a_truncation_during_a_plan_that_is_taken_back_counts() -> None:
     zeros = manager.take_copies().zeros
     assert zeros is not None
     assert zeros.tolist() == [ring]
+
+
+def test_a_resumption_during_a_plan_that_is_taken_back_counts() -> None:
+    """Its new ring was given tokens 28 to 36: nothing of what its old ring was given remains."""
+    groups = [FullAttention(), Ring(8, restart=4)]
+    manager = BlockManager(20, 4, groups=groups, null_block=True)
+    handle = manager.admit(range(48))
+    manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(handle, 48)
+    manager.append(handle, [48])
+
+    def lose(*plan: object) -> CopyPlan:
+        manager.preempt(handle)
+        other = manager.admit(range(100, 144))
+        manager.commit(other, 44)
+        manager.free(other)  # the pool has room for 7 of the 12 blocks that were cached
+        manager.resume(handle)
+        assert manager.truncate(handle, 29) == 28
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        manager._core.take_copies(cast("type[CopyPlan]", lose))
+    step(manager)
+    manager.append(handle, range(8))
+    step(manager)
+    assert manager.truncate(handle, 33) == 33
 
 
 def test_a_refused_decode_keeps_the_remaps(make_manager: MakeManager) -> None:

@@ -298,7 +298,7 @@ void GroupTables::take_rings(const Sequence& s, std::int64_t length) noexcept {
     row.states[nth(g)] = take_of(g, s.partition, kNoNode);
     copies().plan_zeros(row.states[nth(g)]);
   }
-  row.since = row.farthest = length;
+  row.since = row.farthest = row.sure = length;
 }
 
 // Copies of a sequence's rings, whole, for one that goes on as it does. from: that of the sequence;
@@ -310,7 +310,7 @@ void GroupTables::fork_rings(const GroupRow& from, int partition, GroupRow& to) 
     copies().plan(source, to.states[nth(g)], config().block_size);
   }
   to.since = from.since;
-  to.farthest = from.farthest;
+  to.farthest = to.sure = from.farthest;
 }
 
 // Whether its rings have what the query after so many tokens reads.
