@@ -431,9 +431,8 @@ class ModelBlocks:
         return fence in self.in_flight
 
     def free_blocks(self, share: bytes | None = None) -> list[int]:
-        taken = {block.id for block in self.live}
-        owners = self.owners.items()
-        owned = (i for i, own in owners if own == share and i not in taken | self.out)
+        taken = {block.id for block in self.live} | self.out
+        owned = (i for i, own in self.owners.items() if own == share and i not in taken)
         return [i for i in owned if not self.fenced(self.fence_of_id.get(i, 0))]
 
     def idle_blocks(self) -> list[Block]:

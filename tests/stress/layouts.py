@@ -11,6 +11,7 @@ So the two are compared until then; the invariants and the memory are checked to
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from tests.stress.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
 
     from tests.stress.lockstep import Launched
 
@@ -66,10 +69,18 @@ class LayoutWorld(World):
     def skips(self, op: str) -> bool:
         return self.is_specified and op in UNSPECIFIED
 
-    @property
+    @cached_property
     def sizes(self) -> list[tuple[Kind, int]]:
         """Each kind of layer, and the tokens of its blocks."""
         return [(kind, kind.block_size or self.size) for kind in self.kinds]
+
+    @cached_property
+    def columns(self) -> list[tuple[int, int]]:
+        """By group, the tokens of a block, and its number of columns, or 0 if that varies."""
+        return [
+            (size, 1 + kind.extra_blocks if isinstance(kind, RecurrentState | Ring) else 0)
+            for kind, size in self.sizes
+        ]
 
     # ---- tables -------------------------------------------------------------------------
 
@@ -78,15 +89,22 @@ class LayoutWorld(World):
         view = self.manager.sequence(handle)
         if view.is_preempted:
             return ()
-        row, slots = self.manager.row(handle), view.num_slots
-        ends = (
-            1 + kind.extra_blocks if isinstance(kind, RecurrentState | Ring) else -(-slots // size)
-            for kind, size in self.sizes
-        )
+        slots = view.num_slots
+        ends = [end or -(-slots // size) for size, end in self.columns]
+        if isinstance(self.manager, BlockManager):
+            row = self.manager.row(handle)
+            rows = zip(self.shown_tables, ends, strict=True)
+            return tuple(tuple(table[row, :end].tolist()) for table, end in rows)
+        ids = ([block.id if block else 0 for block in table] for table in view.tables)
         return tuple(
-            tuple(self.manager.group_table(group)[row, :end].tolist())
-            for group, end in enumerate(ends)
+            tuple(table[:end] + [0] * (end - len(table)))
+            for table, end in zip(ids, ends, strict=False)
         )
+
+    @cached_property
+    def shown_tables(self) -> list[npt.NDArray[np.int32]]:
+        """By group, the table of all sequences, which is always the same array."""
+        return [self.manager.group_table(group) for group in range(len(self.kinds))]
 
     def blocks_of(self, entry: Entry) -> set[int]:
         return {block for table in self.tables_of(entry.handle) for block in table} - {0}
@@ -466,6 +484,8 @@ class LayoutWorld(World):
             )
             for (kind, size), table in zip(self.sizes, self.tables_of(handle), strict=False):
                 held.update(table)
+                if not busy:
+                    continue
                 state = isinstance(kind, RecurrentState | Ring)
                 writable = table if state else table[computed // size :]
                 early = (set(writable) - self.held) & busy - {0}
