@@ -28,7 +28,6 @@ OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
     "PYTHONMALLOC": "malloc",
-    "PYTHONDONTWRITEBYTECODE": "1",
 }
 
 # An editable install finds the package in its source folder before any path is searched. The

@@ -73,7 +73,7 @@ def build(program: str, sanitize: str, cxx: str, folder: Path) -> Path:
     out = folder / f"{program}-{kind}"
     headers = [*core_files(".h"), *HERE.glob("*.h")]
     names = f"-DBLOCKMGR_POLICIES={policies()}"
-    flags = ["-std=c++20", "-g", names, *WARNINGS, *SANITIZERS[sanitize], f"-I{CORE}", f"-I{HERE}"]
+    flags = ["-std=c++20", "-g1", names, *WARNINGS, *SANITIZERS[sanitize], f"-I{CORE}", f"-I{HERE}"]
     shared = folder / f"core-{kind}.o"
     if program == "fuzz":
         flags += fuzzing_flags(cxx)

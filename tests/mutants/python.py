@@ -34,7 +34,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", 
 def use_package_of(folder: Path) -> dict[str, str]:
     """The environment in which Python and its child processes import this folder's package."""
     (folder / "sitecustomize.py").write_text(AT_START, encoding="utf-8")
-    return {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {"PYTHONPATH": str(folder)}
 
 
 def copied(mutant: Mutant, folder: Path) -> None:
