@@ -68,9 +68,9 @@ class ModelLeaves(ModelResuming):
 
     def continues(self, prefix: Prefix, start: Prefix) -> bool:
         """Nothing continues a tail: it was copied from or taken over."""
-        return super().continues(prefix, start) and (
-            prefix == start or len(start[1]) % self.size == 0
-        )
+        if len(start[1]) % self.size and prefix != start:
+            return False
+        return super().continues(prefix, start)
 
     # ---- what becomes findable ----------------------------------------------------------
 

@@ -242,9 +242,10 @@ class LockStep:
     def compare(self) -> None:
         """Compares all visible state, up to the names of blocks."""
         self.model.check_invariants()
-        ours, theirs = asdict(self.manager.stats()), asdict(self.model.stats())
+        ours, theirs = self.manager.stats(), self.model.stats()
         if ours != theirs:
-            different = {k: (ours[k], theirs[k]) for k in ours if ours[k] != theirs[k]}
+            pairs = {k: (v, asdict(theirs)[k]) for k, v in asdict(ours).items()}
+            different = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
             raise DivergenceError(f"stats (manager, model): {different}")
         self.compare_sums()
         if self.mirror is not None:
