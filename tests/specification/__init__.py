@@ -17,8 +17,6 @@ Each file answers one question, by scanning lists. Read them in this order:
 7. ``forgetting.py``: what if a block is wrong, or the whole cache?
 8. ``resuming.py``: what do sequences share that resume together?
 9. ``leaves.py`` and ``boundaries.py``: what is evicted next, in one group and in several?
-10. ``layouts.py``, ``parts.py`` and ``entries.py``: what changes with block sizes by group,
-    columns, rings and replays, when tables never change? The manager does not have these yet.
 
 ``tests/stress`` makes each call on the manager and here, and compares. Nothing is shared with the
 core but its records and its errors. The memory there judges both: what a forward reads must have

@@ -76,7 +76,6 @@ class Block:
     twinned: int = 0  # when it got that twin
     stamp: int | None = None  # when it became unused; None: in use
     fence: int = 0  # the ticket that must complete before it is handed out
-    writer: Seq | None = None  # the one that wrote it, or writes what is free in it
     retention: tuple[int, float] | None = None  # a level, and the time it ends
     hint: int = Priority.NORMAL  # the hint of its last user
 
@@ -180,9 +179,6 @@ class Seq:
 class ModelBlocks:
     """Blocks; of sequences it knows only the tables, and of groups what a query reads."""
 
-    has_nodes = True
-    """Whether sequences share nodes where no group has full attention."""
-
     def __init__(
         self,
         num_blocks: int,
@@ -192,7 +188,7 @@ class ModelBlocks:
     ) -> None:
         self.kinds = tuple(kinds) or kinds_of(options.pop("groups", ()))
         self.nodes: int | None = None  # their group
-        if self.has_nodes and not self.full_attention():
+        if not self.full_attention():
             self.nodes, self.kinds = len(self.kinds), (*self.kinds, Nodes())
         self.num_nodes: int = options.pop("num_nodes", None) or ANY_NUMBER
         # The config allows these only together with groups, one of them with full attention.

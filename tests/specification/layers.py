@@ -9,17 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Layer:
-    """What all groups have; the manager has ``look_ahead`` and ``moves`` of none.
+    """What all groups have.
 
     Attributes:
-        block_size: Tokens of a block; None: those of a node. Of a state that moves, the tokens of a
-            column of its table.
+        block_size: Tokens of a block; None: those of a node.
         cached: Whether prompts find it.
         replay: Of a window that is not cached, the tokens before a hit that are computed again.
         restart: An empty one is right at multiples of this.
         extra_blocks: Of a state, the slots for drafts.
-        look_ahead: What is stored for a position depends on so many tokens after it.
-        moves: The worker itself carries the state to the next column.
     """
 
     _: KW_ONLY
@@ -28,8 +25,6 @@ class Layer:
     replay: int = 0
     restart: int = 1
     extra_blocks: int = 0
-    look_ahead: int = 0
-    moves: bool = False
 
     def __str__(self) -> str:
         values = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name != "width")
@@ -120,35 +115,3 @@ def vars_of(group: Any) -> dict[str, Any]:
 def cells_read(kind: Attention, position: int) -> range:
     """The positions before this one whose K/V its query reads."""
     return range(kind.first_read(position), position)
-
-
-def check_layout(kinds: Iterable[Kind], node: int) -> None:
-    """Refuses what no layout can mean, with the name of the field."""
-    kinds = tuple(kinds)
-    states = any(isinstance(kind, RecurrentState) for kind in kinds)
-    for kind in kinds:
-        size = kind.block_size or node
-        attention = not isinstance(kind, RecurrentState | Ring)
-        if attention and kind.cached and size % node and node % size:
-            raise ValueError(f"block_size {size} fits no node of {node}; see prefix_granularity")
-        if kind.replay and (kind.cached or not attention):
-            raise ValueError("replay is for windows that are not cached")
-        if kind.replay and states:
-            raise ValueError("replay would advance a state twice")
-        if (kind.extra_blocks or kind.moves) and not isinstance(kind, RecurrentState):
-            raise ValueError("extra_blocks and moves are for states")
-        if kind.moves and kind.extra_blocks:
-            raise ValueError("extra_blocks of a state that moves")
-        if kind.look_ahead and not attention:
-            raise ValueError("look_ahead is for attention")
-        if attention and not kind.cached and not kind.replay and not starts_empty(kind):
-            raise ValueError(
-                "an uncached group needs replay, or a restart at which it reads nothing"
-            )
-        if isinstance(kind, Ring) and any(other.extra_blocks for other in kinds):
-            raise ValueError("a ring cannot take back the drafts of extra_blocks")
-
-
-def starts_empty(kind: Kind) -> bool:
-    """Whether its query reads nothing before it at the multiples of ``restart``."""
-    return isinstance(kind, ChunkedAttention) and kind.restart % kind.width == 0

@@ -142,8 +142,7 @@ class Step:
     copies: list[tuple[int, int, int]]
     work: list[Work] = field(default_factory=list)
     plan: Any = None  # as the manager gave it
-    zeroed: Sequence[int] = ()  # blocks that begin empty
-    emptied: Sequence[int] = ()  # the same, after the copies
+    emptied: Sequence[int] = ()  # blocks that are empty after the copies
     load: Work | None = None  # it is no forward: something else writes this
 
 
@@ -165,7 +164,6 @@ class Device:
         self.cells = np.zeros(num_blocks * self.stride, np.int64)
         self.rng, self.check = rng, check
         self.first_slot = self.stride if null_block else 0
-        self.one_writer = False
         self.queue: list[Step] = []
         self.num_reads = 0
 
@@ -196,8 +194,6 @@ class Device:
         """Runs the copies, then, group by group, all writes and then all reads."""
         if step.load is not None:
             self._load(step.load)
-        for block in step.zeroed:
-            self.cells[block * self.stride : (block + 1) * self.stride] = 0
         self._copy(step)
         for block in step.emptied:
             self.cells[block * self.stride : (block + 1) * self.stride] = 0
@@ -211,8 +207,6 @@ class Device:
                     self._write(group, work)
             if isinstance(kind, RecurrentState | Ring) or not self.check:
                 continue
-            if self.one_writer:
-                self._check_writers(group, step)
             for work in step.work:
                 first = kind.first_read(work.first.get(group, work.start))
                 self._read(group, work, max(first, work.low.get(group, 0)))
@@ -243,8 +237,8 @@ class Device:
             self.cells[destination] = self.cells[source]
 
     def _names(self, group: int, work: Work) -> Array:
-        """What is due at each position; it depends on the tokens ahead, where a group looks so."""
-        return work.prefixes[self.kinds[group].look_ahead :] ^ (group << 40)
+        """What is due at each position."""
+        return work.prefixes ^ (group << 40)
 
     def _written(self, group: int, work: Work) -> tuple[Array, Array]:
         """The slots that a forward writes, and what."""
@@ -257,15 +251,6 @@ class Device:
         if (slots < self.first_slot).any():
             raise WrongReadError(f"{work.name} has no block in group {group} to write")
         self.cells[slots] = names
-
-    def _check_writers(self, group: int, step: Step) -> None:
-        """Two forwards of a step write into no common block, whatever they write."""
-        seen: set[int] = set()
-        for work in step.work:
-            blocks = set((self._written(group, work)[0] // self.stride).tolist())
-            if seen & blocks:
-                raise WrongReadError(f"block {seen & blocks} of group {group} has two writers")
-            seen |= blocks
 
     def _turn(self, group: int, ring: Ring, work: Work) -> None:
         """Writes and reads position by position; at its first position, it must be empty."""

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr import groups as layers
 from blockmgr.config import EVICTION_POLICIES
-from tests.specification import layers as kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["BALANCED", "DIGESTS", "PROFILES", "Profile", "draw_config"]
 
@@ -89,8 +88,6 @@ class Profile:
         bare: The same without full attention.
         loads: Likewise with prompts whose first tokens something else than a forward provides.
         samples: Whether they are compared with the specification, too, and fork much.
-        sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
-            manager until it has them.
     """
 
     blocks: tuple[int, int] = (4, 48)
@@ -109,7 +106,6 @@ class Profile:
     bare: bool = False
     loads: bool = False
     samples: bool = False
-    sizes_by_group: bool = False
     sessions: bool = False
     together: bool = False
     resized: bool = False
@@ -180,10 +176,6 @@ PROFILES = {
         weights={"admit": 24, "free": 18, "signal": 6, "end_session": 3, "set_time": 3},
     ),
     "groups": of_groups(),
-    "sizes": of_groups(
-        sizes_by_group=True,
-        weights={"turn": 6, "cache": 1, "begin": 12, "finish": 6, "complete": 6, "abort": 3},
-    ),
     "rings": of_groups(rings=True, weights=DEEP),
     "replays": of_groups(rings=True, replays=True, weights={**DEEP, "turn": 6}),
     "drafts": of_groups(drafts=True, weights={**DEEP, "append": 24}),
@@ -208,15 +200,7 @@ PROFILES = {
 OF_THE_MANAGER = tuple(
     name
     for name, each in PROFILES.items()
-    if not (
-        each.sizes_by_group
-        or each.together
-        or each.rings
-        or each.drafts
-        or each.bare
-        or each.loads
-        or each.resized
-    )
+    if not (each.together or each.rings or each.drafts or each.bare or each.loads or each.resized)
 )
 ONE_GROUP = tuple(name for name in OF_THE_MANAGER if not PROFILES[name].layouts)
 
@@ -232,10 +216,10 @@ GROUPS = {
 
 def groups_named(layout: Sequence[str]) -> list[layers.Group]:
     """The groups of a layout, such as ``["full", "window 5 block_size=2", "state"]``."""
-    return [made(GROUPS, text) for text in layout]
+    return [group_named(text) for text in layout]
 
 
-def made(classes: Mapping[str, Callable[..., Any]], text: str) -> Any:
+def group_named(text: str) -> layers.Group:
     """What the name of a group stands for, such as ``"window 5 block_size=2"``."""
     name, *parts = text.split()
     widths = [int(part) for part in parts if "=" not in part]
@@ -243,7 +227,7 @@ def made(classes: Mapping[str, Callable[..., Any]], text: str) -> Any:
     values: dict[str, Any] = {field: int(value) for field, value in pairs}
     if "cached" in values:
         values["cached"] = bool(values["cached"])
-    return classes[name](*widths, **values)
+    return GROUPS[name](*widths, **values)
 
 
 def draw_layout(rng: random.Random) -> list[str]:
@@ -374,82 +358,6 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
     return options
 
 
-LAYERS = {
-    "full": kinds.FullAttention,
-    "window": kinds.SlidingWindow,
-    "chunk": kinds.ChunkedAttention,
-    "state": kinds.RecurrentState,
-    "ring": kinds.Ring,
-}
-
-
-def layers_named(layout: Sequence[str]) -> list[kinds.Kind]:
-    """The groups of a layout, such as ``["full block_size=8", "window 5 look_ahead=1"]``."""
-    return [made(LAYERS, text) for text in layout]
-
-
-def draw_sizes(rng: random.Random, node: int) -> list[str]:
-    """Any groups, in blocks of 1 to 16 tokens beside nodes of as many."""
-
-    def size() -> str:
-        fitting = [n for n in range(1, 17) if n % node == 0 or node % n == 0]
-        return f" block_size={rng.choice(fitting)}"
-
-    def width() -> int:
-        return rng.randint(1, 20)
-
-    shape = rng.choice(
-        ["windows", "windows", "states", "states", "drafts", "ring", "replay", "ahead"]
-    )
-    layout = ["full" + size()] if rng.random() < 0.85 else []
-    ahead = f" look_ahead={rng.randint(1, 3)}" if shape == "ahead" else ""
-    count = rng.randint(0, 2) or (not layout)
-    layout += [f"{rng.choice(['window', 'chunk'])} {width()}{size()}" for _ in range(count)]
-    if shape == "states":
-        moves = f" moves=1 block_size={rng.randint(1, 16)}" if rng.random() < 0.4 else ""
-        layout += ["state" + moves] * rng.randint(1, 2)
-    elif shape == "drafts":
-        layout += [f"state extra_blocks={rng.randint(1, 4)}" for _ in range(rng.randint(1, 2))]
-    elif shape == "ring":
-        restart = rng.choice([1, 2, 4])
-        layout.append(f"ring {restart * rng.randint(1, 3)} restart={restart}")
-    elif shape == "replay":
-        size_of = rng.randint(1, 16)
-        layout.append(f"window {width()} cached=0 replay={rng.randint(1, 8)} block_size={size_of}")
-        if rng.random() < 0.5:
-            restart = rng.choice([2, 4])
-            layout.append(f"ring {restart * 2} restart={restart}")
-    elif ahead:
-        layout.append(f"window {width()}{size()}{ahead}")
-    rng.shuffle(layout)
-    return layout
-
-
-def draw_layers(rng: random.Random, profile: Profile, layout: Sequence[str]) -> dict[str, Any]:
-    """Options of ``ModelLayouts``, with the layout by name."""
-    node = rng.choice(profile.sizes)
-    layout = list(layout) or draw_sizes(rng, node)
-    sizes = [kind.block_size or node for kind in layers_named(layout)]
-    room = sum(48 // size + 3 for size in sizes) * rng.choice([1, 1, 2, 4])
-    fixed = any(name.startswith(("state", "ring")) or "cached=0" in name for name in layout)
-    in_flight = rng.choice([0, 0, 1, 2, 8])
-    return {
-        "layout": layout,
-        "num_blocks": room + 1,
-        "block_size": node,
-        "max_seqs": rng.randint(*profile.max_seqs),
-        "null_block": True,
-        "digest": "xxh3_128",
-        "min_partial_tokens": min(node, rng.choice([0, 1, 2])),
-        "halfway_stop_tokens": rng.choice([0, 1, 16]),
-        "stop_tokens": rng.choice([None, node, 8]),
-        "quotas": draw_quotas(rng, profile, room // 2),
-        "steps_in_flight": in_flight,
-        "early_commit": rng.random() < 0.3,
-        "max_rollback_tokens": 0 if fixed else rng.choice([0, 0, 2, 12]),
-    }
-
-
 def draw_quotas(rng: random.Random, profile: Profile, capacity: int) -> dict[str, int]:
     """Quotas for some of the namespaces, as text; sometimes they take all blocks."""
     quotas = {}
@@ -471,8 +379,6 @@ def draw_config(
         default: Draw sizes only; every other option has its default.
         layout: Groups of a profile with layouts; none: draw them.
     """
-    if profile.sizes_by_group:
-        return draw_layers(rng, profile, layout)
     if profile.layouts:
         draw = draw_rings if profile.rings else draw_layout
         draw = draw_replays if profile.replays else draw

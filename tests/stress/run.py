@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from blockmgr.errors import InvariantError
 from blockmgr.manager import BlockManager
 from tests.specification.boundaries import ModelBoundaries
-from tests.specification.layouts import ModelLayouts
 from tests.specification.sessions import ModelSessions
 from tests.stress.draw import Draw, Record
 from tests.stress.habits import Habits, draw_chunking, draw_habits
@@ -25,10 +24,8 @@ from tests.stress.profiles import (
     PROFILES,
     draw_config,
     groups_named,
-    layers_named,
 )
 from tests.stress.shrink import Case
-from tests.stress.sizes import SizesWorld
 from tests.stress.world import World
 
 if TYPE_CHECKING:
@@ -120,10 +117,6 @@ class CountedLayout(Counted, LayoutWorld):
     """The same with groups."""
 
 
-class CountedSizes(Counted, SizesWorld):
-    """The same with all fields of groups."""
-
-
 def build_world(
     config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
 ) -> Counted:
@@ -135,17 +128,14 @@ def build_world(
     modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS and specified
     quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
     habits = Habits(**config.get("habits", {}))
-    sizes = "stop_tokens" in config
-    if not sizes and manager is not BlockManager:
+    if manager is not BlockManager:
         layout = [name.split(" block_size")[0] for name in layout]
     config = {name: value for name, value in config.items() if name not in {"habits", "layout"}}
     if layout:
-        config["groups"] = layers_named(layout) if sizes else groups_named(layout)
-    if sizes and manager is BlockManager:
-        manager, detectors = ModelLayouts, detectors.replace("D", "")
+        config["groups"] = groups_named(layout)
     if not modelled:
         detectors = detectors.replace("D", "")
-    kind = CountedSizes if sizes else CountedLayout if layout else Counted
+    kind = CountedLayout if layout else Counted
     world = kind(
         {**config, "digest": DIGESTS[config["digest"]], "quotas": quotas},
         manager=manager,

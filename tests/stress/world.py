@@ -320,7 +320,6 @@ class World(ResizingEngine):
         plan, expected = answer
         self.compare_plan(plan, expected)
         launched = Launched(self.device.launch(plan), [], set())
-        launched.step.zeroed = self.blocks_to_zero()
         self.complete_step(launched.step)
         for index, entry in enumerate(self.entries):
             view = self.manager.sequence(entry.handle)
@@ -343,10 +342,6 @@ class World(ResizingEngine):
 
     def complete_step(self, step: Step) -> None:
         """What else than copies its plan says."""
-
-    def blocks_to_zero(self) -> list[int]:
-        """Blocks that begin empty in this step."""
-        return []
 
     def blocks_of(self, entry: Entry) -> set[int]:
         return set(self.manager.sequence(entry.handle).block_ids.tolist())
