@@ -259,7 +259,7 @@ async def _body(request: Request, kind: type[Any]) -> Any:
             data += chunk
             if len(data) > MOST_BYTES:
                 raise _RefusedError(413, f"a body must be at most {MOST_BYTES} bytes")
-    except ClientDisconnect:  # nobody reads this answer, and it is no error of the server
+    except ClientDisconnect:  # the client has gone: this answer is only for the server
         raise _RefusedError(400, "the body ended early") from None
     try:
         return msgspec.json.decode(bytes(data), type=kind)
