@@ -9,6 +9,7 @@ import numpy as np
 
 __all__ = [
     "MOST",
+    "amount",
     "extras_pairs",
     "integer",
     "is_number",
@@ -144,6 +145,22 @@ def real(name: str, value: float) -> float:
         return float(value)
     except OverflowError:
         raise ValueError(f"{name} must be finite, got an int too large to be a float") from None
+
+
+def amount(name: str, value: float) -> float:
+    """The value, which must be a number from 0 to ``MOST``.
+
+    Args:
+        name: Name of the argument, for the error.
+        value: The given value.
+
+    Raises:
+        ValueError: It is out of these bounds, or not finite.
+        TypeError: It is not a number.
+    """
+    if not 0 <= real(name, value) <= MOST:
+        raise ValueError(f"{name} must be in [0, {MOST}], got {value}")
+    return value
 
 
 def positive(name: str, value: float) -> float:

@@ -137,7 +137,7 @@ class BlockManager(CommonCalls, EventCalls, DigestCalls, IdleCalls, NotCopied):
     def __repr__(self) -> str:
         config = self._config
         return (
-            f"<BlockManager: {config.num_blocks} blocks of {config.block_size} tokens, "
+            f"<{type(self).__name__}: {config.num_blocks} blocks of {config.block_size} tokens, "
             f"{self.num_available} available>"
         )
 

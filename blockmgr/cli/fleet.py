@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from blockmgr.arguments import amount
 from blockmgr.cli.common import progress_bar, telling
 from blockmgr.cli.options import (
     EVERY_ROUTER,
@@ -19,6 +21,7 @@ from blockmgr.cli.options import (
     given,
     jobs_options,
     json_option,
+    parsed,
     read_option,
     router_names,
     source_options,
@@ -123,10 +126,17 @@ def _repairs(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(pick("repair", item.strip(), REPAIRS) for item in text.split(",")))
 
 
-def _not_negative(flag: str, default: float, help_: str, *names: str) -> Callable[[F], F]:
-    """An option with a number of at least 0."""
-    number = click.FloatRange(min=0)
-    return click.option(flag, *names, type=number, default=default, show_default=True, help=help_)
+def _amount(flags: str, default: float | None, help_: str, **more: Any) -> Callable[[F], F]:
+    """An option with a number of at least 0; ``flags`` as in ``read_option``."""
+    return click.option(
+        *flags.split(),
+        type=float,
+        callback=parsed(partial(amount, "number")),
+        default=default,
+        show_default=default is not None,
+        help=help_,
+        **more,
+    )
 
 
 @click.command(short_help="Replay on several replicas behind a router.")
@@ -149,7 +159,7 @@ def _not_negative(flag: str, default: float, help_: str, *names: str) -> Callabl
 @capacity_option(
     "Blocks of the whole fleet, or a percentage of the working set; split evenly.", "20%"
 )
-@_not_negative("--load-weight", 0.25, "Weight of the load in prefix-minus-load and events.")
+@_amount("--load-weight", 0.25, "Weight of the load in prefix-minus-load and events.")
 @read_option(
     "--event-delay-ms delays_ms",
     _delays,
@@ -179,22 +189,20 @@ def _not_negative(flag: str, default: float, help_: str, *names: str) -> Callabl
     show_default=True,
     help="Router from replicas that prefill to those that decode.",
 )
-@_not_negative(
+@_amount(
     "--send-ms-per-token",
     0.0,
     "Time from one to the other for each prompt token that is not cached there.",
 )
-@_not_negative(
-    "--prefill-ms-per-token",
+@_amount(
+    "--prefill-ms-per-token ms_per_token",
     USUAL_PREFILL.ms_per_token,
     "Time to first token: part for each computed prompt token.",
-    "ms_per_token",
 )
-@_not_negative(
-    "--prefill-overhead-ms",
+@_amount(
+    "--prefill-overhead-ms overhead_ms",
     USUAL_PREFILL.overhead_ms,
     "Time to first token: part for each request.",
-    "overhead_ms",
 )
 @click.option(
     "--gpus",
@@ -203,11 +211,11 @@ def _not_negative(flag: str, default: float, help_: str, *names: str) -> Callabl
     show_default=True,
     help="GPUs of a replica.",
 )
-@click.option(
+@_amount(
     "--gpu-price",
-    type=click.FloatRange(min=0),
+    None,
+    "Your price of a GPU for an hour: adds GPUs and the price of a fleet for an hour.",
     metavar="PRICE",
-    help="Your price of a GPU for an hour: adds GPUs and the price of a fleet for an hour.",
 )
 @engine_options()
 @jobs_options
@@ -239,6 +247,7 @@ def fleet(
 
         plot.check_path(plot_path, inputs=run.source.files)
     _refuse_split_groups(run.model, replicas)
+    _refuse_without_effect(run, replicas, routers, how["losses"], gpu_price)
     trace = run.trace
     first_token = PrefillModel(**{name: how.pop(name) for name in ("ms_per_token", "overhead_ms")})
     ways = deliveries(*(how.pop(name) for name in ("delays_ms", "losses", "repairs")))
@@ -288,6 +297,25 @@ def _refuse_split_groups(model: Model | None, sizes: tuple[Size, ...]) -> None:
                 f"replicas must not be split with several groups of layers, which {model.name} "
                 f"has, got {size}"
             )
+
+
+def _refuse_without_effect(
+    run: Given,
+    sizes: tuple[Size, ...],
+    routers: tuple[str, ...],
+    losses: tuple[float, ...],
+    gpu_price: float | None,
+) -> None:
+    if BY_EVENTS not in routers:
+        run.refuse("--routers events", "delays_ms", "losses", "repairs")
+        if "prefix-minus-load" not in routers:
+            run.refuse("--routers prefix-minus-load or events", "load_weight")
+    if not any(losses):
+        run.refuse("--event-loss above 0", "repairs")
+    if not any(isinstance(size, Split) for size in sizes):
+        run.refuse("--replicas that are split, such as 6+2", "decode_router", "send_ms_per_token")
+    if gpu_price is None:
+        run.refuse("--gpu-price", "gpus")
 
 
 def _warn(rows: tuple[FleetRow, ...]) -> None:

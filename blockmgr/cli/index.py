@@ -13,6 +13,7 @@ import click
 
 from blockmgr.cli.common import Group, WrongCommand
 from blockmgr.errors import MissingExtraError
+from blockmgr.lab.choices import different
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["index"]
 
 _SWITCH_S: Final = 0.0005
+_CLOSE_S: Final = 2
+"""Seconds for requests in progress at the end: a client may never send or read the rest."""
 
 
 @click.group(cls=Group, short_help="Tell routers which worker has a prompt in its cache.")
@@ -39,6 +42,10 @@ def _worker(
         if not (name and equals and endpoint):
             raise click.BadParameter(f"must be NAME=ENDPOINT or NAME=ENDPOINT,REPLAY, got {value}")
         workers.append((name, endpoint, replay or None))
+    try:
+        different("workers", (name for name, *_ in workers))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
     return workers
 
 
@@ -76,7 +83,7 @@ def _worker(
     help="Tokens per block of the prompts that are asked for; workers with others are errors.",
 )  # fmt: skip
 @click.option(
-    "--max-blocks", type=click.IntRange(1, 2**40), default=2**26, show_default=True,
+    "--max-blocks", type=click.IntRange(1, 2**40 - 1), default=2**26, show_default=True,
     help="Most different blocks at a time.",
 )  # fmt: skip
 @click.option(
@@ -104,13 +111,16 @@ def serve(
     except ImportError as error:
         raise WrongCommand(str(MissingExtraError("index", "blockmgr index serve"))) from error
     try:
+        made = WorkerIndex(**limits)
+    except ValueError as error:
+        raise WrongCommand(str(error)) from error
+    try:
         listener = socket.create_server((host, port))
     except OSError as error:
         raise WrongCommand(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     # asyncio does it only for sockets that name their protocol. Without it an answer may wait 40 ms
     # for the client's acknowledgement of its first half. Connections inherit it.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made = WorkerIndex(**limits)
     reading = ReadingProcess(lambda: os.kill(os.getpid(), signal.SIGTERM))
     feeds = Feeds(made, make=reading.make)
     # For the whole process: the thread that applies events must not delay the one that answers.
@@ -118,7 +128,12 @@ def serve(
     with listener, closing(reading):
         _announce(feeds, workers, ranks)
         click.echo(f"listening on http://{host}:{listener.getsockname()[1]}", file=sys.stderr)
-        config = uvicorn.Config(application(feeds), log_level="warning", lifespan="off")
+        config = uvicorn.Config(
+            application(feeds),
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
         try:
             uvicorn.Server(config).run(sockets=[listener])
         finally:

@@ -514,9 +514,26 @@ class Given:
         """Whether to print JSON."""
         return bool(self.options["json_wanted"])
 
+    def refuse(self, needs: str, *names: str) -> None:
+        """Refuse parameters that were given although they would have no effect.
+
+        Args:
+            needs: What they need, in words.
+            names: Names of parameters, which the command need not have.
+
+        Raises:
+            click.UsageError: One was given.
+        """
+        for parameter in self.ctx.command.params:
+            name = parameter.name or ""
+            if name in names and self.ctx.get_parameter_source(name) is not DEFAULT:
+                raise click.UsageError(f"{parameter.opts[0]} needs {needs}", self.ctx)
+
     @cached_property
     def model(self) -> Model | None:
         """The model of ``--model``."""
+        if self.options["model"] is None and "layers" not in self.ctx.params:
+            self.refuse("--model", "dtype")
         return chosen_model(self.options["model"], self.options["dtype"])
 
     @cached_property
@@ -536,6 +553,8 @@ class Given:
     def config(self) -> ReplayConfig:
         """The config of the replays, with the first block size."""
         groups = () if self.model is None else self.model.groups
+        if not groups:
+            self.refuse("--model with several groups of layers", "forward_tokens")
         if self.model is not None:
             self.model.check_partial(self.options["min_partial_tokens"])
         settings = {
@@ -558,10 +577,10 @@ class Given:
         """The tiers of ``--tiers``, for each combination of sizes; none without it."""
         asked = self.options.get("tiers")
         if asked is None:
-            for name in (*_OF_TIERS, "links"):
-                if self.ctx.get_parameter_source(name) is not DEFAULT:
-                    raise click.UsageError(f"--{name} needs --tiers", self.ctx)
+            self.refuse("--tiers", *_OF_TIERS, "links")
             return []
+        if len(asked.sizes) == 1:
+            self.refuse("two tiers or more", "prefetch")
         if len(self.block_sizes) > 1:
             raise click.UsageError("--tiers needs one block size", self.ctx)
         size = self.block_sizes[0]
@@ -586,6 +605,8 @@ class Given:
     @cached_property
     def trace(self) -> Trace:
         """The requests."""
+        if self.source.trace_path is None:
+            self.refuse("a trace file", "tokens_per_id", "tokenizer", "sort")
         return self.source.trace(self.seed)
 
     def jobs(self, most: int) -> int | RayCluster:

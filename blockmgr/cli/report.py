@@ -118,6 +118,8 @@ def report(
     from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
 
     check_output(output, suffixes=page.PAGES, inputs=run.source.files)
+    if not extent["replicas"]:
+        run.refuse("--replicas", "routers")
     asked = page.Extent(
         warmup=warmup_requests(run.trace, extent.pop("warmup")),
         sampling_rate=float(extent.pop("sample")),

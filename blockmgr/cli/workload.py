@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from blockmgr.cli.common import one_line_errors, repeat_command, telling
@@ -72,6 +73,8 @@ def workload(
     with one_line_errors(ctx, show_traceback=debug):
         if export is not None:
             check_output(export, name="export")
+        elif ctx.get_parameter_source("format_") is not ParameterSource.DEFAULT:
+            raise click.UsageError("--format needs --export", ctx)
         trace = generate(name, seed)
         provenance = Provenance(command=repeat_command(ctx, ALWAYS_REPEATED, {}), seed=seed)
         facts = _facts(trace)

@@ -36,7 +36,7 @@ _MOST_SEARCHES: Final = 4
 """Most actions of an envelope that search all cached blocks."""
 
 _FEWER: Final = "fewer blocks are allowed, or no prompt could use more"
-_NO_TIER: Final = "this manager has no tier of blocks outside the device"
+_NO_TIER: Final = "hints move no blocks to or from memory outside the device"
 _REFUSALS: Final = (
     Rejected,
     PinBudgetError,

@@ -20,6 +20,7 @@ try:
     from prometheus_client.registry import Collector
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
+    from starlette.requests import ClientDisconnect
     from starlette.responses import Response
     from starlette.routing import Route
 except ImportError as error:
@@ -253,10 +254,13 @@ def _described(
 
 async def _body(request: Request, kind: type[Any]) -> Any:
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MOST_BYTES:
-            raise _RefusedError(413, f"a body must be at most {MOST_BYTES} bytes")
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > MOST_BYTES:
+                raise _RefusedError(413, f"a body must be at most {MOST_BYTES} bytes")
+    except ClientDisconnect:  # the client has gone: this answer is only for the server
+        raise _RefusedError(400, "the body ended early") from None
     try:
         return msgspec.json.decode(bytes(data), type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -132,7 +132,7 @@ class WorkerIndex(NotCopied):
         block_size: int | None = None,
     ) -> None:
         max_workers = whole("max_workers", max_workers, 1, 2**16)
-        max_blocks = whole("max_blocks", max_blocks, 1, 2**40)
+        max_blocks = whole("max_blocks", max_blocks, 1, 2**40 - 1)
         self._max_ranks = whole("max_ranks", max_ranks, 1, 2**16)
         self._block_size = 0 if block_size is None else whole("block_size", block_size, 1, MOST)
         self._table = _core.WorkerTable(max_workers, max_blocks)
@@ -166,10 +166,11 @@ class WorkerIndex(NotCopied):
         """Adds a worker without known blocks. A worker that was announced already does not change.
 
         Raises:
-            ValueError: There are ``max_workers`` already.
+            ValueError: There are ``max_workers`` already, or the name is empty or not printable.
             TypeError: The name is not a str.
         """
-        text("worker", worker)
+        if not text("worker", worker) or not worker.isprintable():
+            raise ValueError(f"worker must have printable characters only, got {worker!r}")
         with self._lock:
             if worker in self._workers:
                 return

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from blockmgr.arguments import amount
 from blockmgr.lab.demand import replay_manager
 from blockmgr.lab.optimum import optimum
 from blockmgr.lab.replay import EventLoop, Limits
@@ -167,10 +168,18 @@ class PrefillModel:
     Attributes:
         ms_per_token: Time per computed prompt token.
         overhead_ms: Time of a request without computed tokens.
+
+    Raises:
+        ValueError: A time is out of bounds.
+        TypeError: A time is not a number.
     """
 
     ms_per_token: float = 0.1
     overhead_ms: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name in ("ms_per_token", "overhead_ms"):
+            amount(name, getattr(self, name))
 
     def __call__(self, wait_ms: float, num_computed_tokens: int) -> float:
         """Milliseconds from arrival to the first token."""
@@ -228,6 +237,7 @@ class FleetOptions:
 
     Raises:
         ValueError: A number is out of bounds.
+        TypeError: A number is of the wrong type.
     """
 
     seed: int = 0
@@ -240,8 +250,7 @@ class FleetOptions:
 
     def __post_init__(self) -> None:
         for name in ("load_weight", "send_ms_per_token"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+            amount(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

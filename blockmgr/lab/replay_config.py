@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from blockmgr.arguments import MOST
 from blockmgr.config import EVICTION_POLICIES, ManagerConfig
 from blockmgr.groups import (
     Group,
@@ -141,11 +142,11 @@ class ReplayConfig:
         ManagerConfig, "max_seqs", 1024, text="Sequences running at once, at most."
     )
     min_service_ms: int = field(
-        default=500, metadata=rule(0, text="Shortest time a request holds its blocks.")
+        default=500, metadata=rule(0, MOST, text="Shortest time a request holds its blocks.")
     )
     service_ms_per_token: int = field(
         default=30,
-        metadata=rule(0, text="Time a request holds its blocks, for each output token."),
+        metadata=rule(0, MOST, text="Time a request holds its blocks, for each output token."),
     )
     min_partial_tokens: int = same_option(
         ManagerConfig,

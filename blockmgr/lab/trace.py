@@ -186,7 +186,7 @@ def read_trace(
         TraceFormatError: A file has an unknown format, another format than earlier files, or is
             malformed; the error has path, line and column.
         MissingExtraError: A file needs an extra that is not installed.
-        ValueError: An argument is wrong, or is missing for this trace.
+        ValueError: An argument is wrong, is missing for this trace, or has no effect on it.
         OSError: A file cannot be read.
 
     Cost: O(size of the files) time. Memory does not grow with the number of requests, except for 24
@@ -208,6 +208,11 @@ def read_trace(
                     file.path, file.line + 1, 1, "the end of the file", "a request"
                 )
             before = (name, file.path)
+    if tokens_per_id is not None and reading.id_size is None:
+        raise ValueError(
+            "tokens_per_id (--tokens-per-id) must be None for a trace without ids, got "
+            f"{tokens_per_id}"
+        )
     size = reading.id_size.size() if reading.id_size is not None else 1
     dates = reading.times is not None and reading.times.dates
     from_zero = dates or (before is not None and before[0] in FROM_ZERO)

@@ -54,7 +54,7 @@ def layers_of(
 ) -> list[LayerShape | None]:
     """The layers of a model, for ``HybridShape.from_config``."""
     fields = ConfigFields(config)
-    model = fields.get("model_type") or "config"
+    model = text("model_type", fields.get("model_type") or "config")
     for name in CROSS_ATTENTION:
         if value := fields.get(name):
             raise ValueError(

@@ -96,6 +96,26 @@ WRONG = (
     ("plan chat --hit-rate 9% --min-partial-tokens 4", "must be 0 to count whole"),
     ("plan --hit-rate 9% --model gemma-3 --layers 3", "--model excludes --layers"),
     ("plan tree-of-thought --hit-rate 99% --model gemma-3", "must be at most 97.34%"),
+    ("sweep few-shot --min-service-ms 99999999999999999999", "must be in [0, 2147483647]"),
+    ("fleet few-shot --gpu-price nan", "number must be in [0, 2147483647], got nan"),
+    ("fleet few-shot --prefill-ms-per-token nan", "number must be in [0, 2147483647], got nan"),
+    ("fleet few-shot --prefill-overhead-ms inf", "number must be in [0, 2147483647], got inf"),
+    # Options that would have no effect.
+    ("sweep few-shot --tokens-per-id 3", "--tokens-per-id needs a trace file"),
+    ("show --tokenizer .", "--tokenizer needs a trace file"),
+    ("explain few-shot --sort", "--sort needs a trace file"),
+    ("sweep few-shot --dtype float16", "--dtype needs --model"),
+    ("replay --model llama-3-8b --forward-tokens 9", "needs --model with several groups"),
+    ("replay --tiers host=9 --prefetch", "--prefetch needs two tiers or more"),
+    ("fleet few-shot --gpus 4", "--gpus needs --gpu-price"),
+    ("fleet few-shot --decode-router random", "--decode-router needs --replicas that are split"),
+    ("fleet few-shot --send-ms-per-token 3", "--send-ms-per-token needs --replicas that are split"),
+    ("fleet few-shot --event-delay-ms 9", "--event-delay-ms needs --routers events"),
+    ("fleet few-shot --event-loss 9%", "--event-loss needs --routers events"),
+    ("fleet few-shot --routers events --event-repair none", "needs --event-loss above 0"),
+    ("fleet few-shot --routers session --load-weight 3", "--load-weight needs --routers prefix"),
+    ("report few-shot -o a.html --routers random", "--routers needs --replicas"),
+    ("workload few-shot --format own", "--format needs --export"),
 )
 
 

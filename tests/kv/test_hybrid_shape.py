@@ -272,6 +272,7 @@ OF_OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
     (LLAMA_4_TEXT | {"no_rope_layers": {"0": 1}}, "no_rope_layers of the config must be a list"),
     (LLAMA_4_TEXT | {"no_rope_layer_interval": "4"}, "no_rope_layer_interval must be an int"),
     (MISTRAL | {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be an int"),
+    (MISTRAL | {"model_type": ["mistral"]}, "model_type must be a str, got list"),
 ]
 
 

@@ -186,10 +186,20 @@ def test_a_fleet_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("value", [-1, float("inf"), float("nan")])
-@pytest.mark.parametrize("name", ["load_weight", "send_ms_per_token"])
-def test_options_of_a_fleet_out_of_bounds_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 0, got {value}"):
-        FleetOptions(**{name: value})
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (FleetOptions, "load_weight"),
+        (FleetOptions, "send_ms_per_token"),
+        (PrefillModel, "ms_per_token"),
+        (PrefillModel, "overhead_ms"),
+    ],
+)
+def test_options_of_a_fleet_out_of_bounds_are_refused(
+    kind: type[Any], name: str, value: float
+) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be in \[0, 2147483647\], got {value}"):
+        kind(**{name: value})
 
 
 def test_replicas_compute_prompts_one_after_another_and_beside_each_other(

@@ -24,7 +24,7 @@ from blockmgr.lab.formats import ids, record
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.stored import RequestStore, Row
 from blockmgr.lab.sweep import largest_request_blocks
-from blockmgr.lab.trace import Request, Trace, read_trace
+from blockmgr.lab.trace import Request, Trace, read_trace, write_trace
 from tests.lab.conftest import WriteLines
 from tests.lab.worlds import facts, same
 
@@ -86,6 +86,11 @@ def test_lengths_that_fit_several_sizes_take_the_usual_one_or_the_power_of_two(
         read_trace(write_lines(line(1100, 1)))
     with pytest.raises(TraceFormatError, match="2 hash_ids for input_length 200, expected 1, one"):
         read_trace(write_lines(line(200, 2)), tokens_per_id=256)
+    own = write_lines("")
+    prompt = np.array([1, 2], dtype=np.uint32)
+    write_trace(Trace("t", (Request(arrival_ms=0, prompt=prompt, num_output_tokens=0),)), own)
+    with pytest.raises(ValueError, match=r"tokens_per_id .* without ids, got 16"):
+        read_trace(own, tokens_per_id=16)
 
 
 def test_ids_that_contradict_lengths_are_named_where_they_do(write_lines: WriteLines) -> None:

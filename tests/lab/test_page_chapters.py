@@ -171,6 +171,8 @@ def test_a_sampled_curve_stands_on_the_page_with_its_error(trace: Trace) -> None
     assert f"<td>±{100 * curve.error_at(blocks):.2f} points</td>" in text
     assert f"<td>{curve.hit_rate_at(blocks):.2%}</td>" in text
     assert "estimated from 30.00% of the blocks" in text
+    twice = f"{curve.hit_rate_at(2 * blocks):.1%} ± {curve.error_at(2 * blocks):.1%}"
+    assert f"Twice the blocks would find {twice}" in report.summary
     exact = page.as_html(replace(report, curve=replace(curve, hit_rate_errors=None)))
     assert "points</td>" not in exact
 

@@ -126,7 +126,7 @@ def test_what_needs_a_tier_is_rejected_with_the_reason(
 ) -> None:
     outcome = ask(hints, kind, block_hashes=hashes(manager, A), destination="CPU")
     assert outcome.result is Result.REJECTED
-    assert outcome.reason == "this manager has no tier of blocks outside the device"
+    assert outcome.reason == "hints move no blocks to or from memory outside the device"
 
 
 def test_blocks_that_are_not_cached_are_missing(manager: BlockManager, hints: Hints) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -223,6 +223,8 @@ def test_an_index_that_dies_knows_everything_when_it_is_back() -> None:
         ("POST /place", b'{"hashes": []}', 400, "the body is wrong"),
         ("POST /workers", b'{"worker": "w", "endpoint": "nowhere"}', 400, "endpoint must be"),
         ("POST /workers", b'{"worker": "\xff", "endpoint": "x"}', 400, "the body is wrong"),
+        ("POST /workers", b'{"worker": "w\\n", "endpoint": "tcp://x:9"}', 400, "worker must have"),
+        ("POST /workers", b'{"worker": "", "endpoint": "tcp://x:9"}', 400, "worker must have"),
         ("POST /place", b'{"digests": ' + b"[" * 100_000, 400, "the body is wrong"),
         ("POST /place", b'{"digests": [1' + b"0" * 10_000 + b"]}", 400, "the body is wrong"),
         ("POST /place", b'{"digests": [true]}', 400, "the body is wrong"),
@@ -294,14 +296,44 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
                 process.terminate()
 
 
-@pytest.mark.parametrize("value", ["w", "=tcp://x", "w="])
-def test_a_worker_option_that_is_none_is_refused(value: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "blockmgr", "index", "serve", "--worker", value],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "NAME=ENDPOINT" in json.dumps(done.stderr)
+def test_the_command_ends_although_a_client_never_sends_the_rest() -> None:
+    half = b"POST /place HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
+    with serve("--port", "0") as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(place) as waiting, socket.create_connection(place) as gone:
+            waiting.sendall(half)
+            gone.sendall(half)
+            gone.shutdown(socket.SHUT_WR)
+            gone.recv(1)
+            process.terminate()
+            try:
+                _, said = process.communicate(timeout=30)
+            finally:
+                process.kill()
+    assert "Disconnect" not in said  # a client that hangs up is no error of the server
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--worker w", "NAME=ENDPOINT"),
+        ("--worker =tcp://x", "NAME=ENDPOINT"),
+        ("--worker w=", "NAME=ENDPOINT"),
+        ("--worker w=tcp://x:1 --worker w=tcp://x:2", "workers must differ, got 'w' twice"),
+        ("--load-weight nan", "load_weight must be finite, got nan"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(options: str, message: str) -> None:
+    with serve(*options.split()) as process:
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 2
+    assert message in said
+    assert said.count("\n") == 1
 
 
 # Workers that are slow, lie or name ranks.
@@ -314,9 +346,9 @@ class Raw:
         self.context = zmq.Context()
         self.pub = self.context.socket(zmq.XPUB)
         self.router = self.context.socket(zmq.ROUTER)
-        for socket in (self.pub, self.router):
-            socket.linger = 0
-            socket.bind(ANY)
+        for each in (self.pub, self.router):
+            each.linger = 0
+            each.bind(ANY)
         self.asked = threading.Event()
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self.trickle)

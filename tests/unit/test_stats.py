@@ -6,6 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
+from blockmgr.tiers import TierConfig, TieredManager
 from tests.conftest import MakeManager
 from tests.unit.engine import cache
 
@@ -43,6 +44,8 @@ def test_a_manager_says_what_it_is(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4)
     manager.admit([1] * 5)
     assert repr(manager) == "<BlockManager: 8 blocks of 4 tokens, 6 available>"
+    tiered = TieredManager(8, 4, tiers=[TierConfig(num_blocks=4)])
+    assert repr(tiered) == "<TieredManager: 8 blocks of 4 tokens, 8 available>"
 
 
 def test_a_manager_built_from_a_config_is_the_same(make_manager: MakeManager) -> None:

@@ -212,8 +212,8 @@ class Report:
         curve = self.curve
         if curve is not None and half >= curve.longest_request_blocks:
             said.append(
-                f"Twice the blocks would find {curve.hit_rate_at(twice):.1%}, "
-                f"half of them {curve.hit_rate_at(half):.1%}."
+                f"Twice the blocks would find {_estimate(curve, twice)}, "
+                f"half of them {_estimate(curve, half)}."
             )
         refused = self.misses.missed_tokens.get(MissReason.GROUP, 0)
         if refused:
@@ -222,3 +222,11 @@ class Report:
                 "which full attention had."
             )
         return " ".join(said)
+
+
+def _estimate(curve: Curve, num_blocks: int) -> str:
+    """The hit rate of a pool, with its error if the curve is from a sample."""
+    rate = f"{curve.hit_rate_at(num_blocks):.1%}"
+    if curve.hit_rate_errors is None:
+        return rate
+    return f"{rate} \N{PLUS-MINUS SIGN} {curve.error_at(num_blocks):.1%}"
