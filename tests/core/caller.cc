@@ -143,15 +143,18 @@ struct OptionsForC : blockmgr_options {
       const std::int64_t detail =
           group.is_ring() ? group.restart : group.replay + group.extra_blocks;
       own_groups.push_back({kind, static_cast<std::int32_t>(detail), group.width});
+      own_sizes.push_back(group.num_slices > 1 ? config.block_size / group.num_slices : 0);
     }
     groups = own_groups.data();
     num_groups = own_groups.size();
+    group_block_sizes = own_sizes.data();
     digest = digest_for_c;
     digest_context = digester;
   }
 
   std::vector<blockmgr_quota> own_quotas;
   std::vector<blockmgr_group> own_groups;
+  std::vector<std::int64_t> own_sizes;
 };
 
 }  // namespace
@@ -444,6 +447,27 @@ void Caller::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
   expect_ok(blockmgr_slot_mapping(c_, handle, core_->config().full_group, start, stop, slots));
 }
 
+void Caller::group_slots(Handle handle, int group, int further, std::int64_t start,
+                         std::int64_t stop, std::int64_t* slots) const {
+  if (c_) return expect_ok(blockmgr_slot_mapping(c_, handle, group, start, stop, slots));
+  if (further < 0) return core_->slot_mapping(handle, start, stop, slots);
+  core_->group_slots(handle, further, start, stop, slots);
+}
+
+Caller::Table Caller::table(int group, int further) const {
+  const Config& config = core_->config();
+  if (!c_ && further < 0) return {core_->shown_tables.data(), core_->shown_width(config.row_width)};
+  const std::int64_t width = config.row_width;
+  if (!c_)
+    return {core_->shown_groups.data() + further * config.max_seqs * width,
+            config.groups[static_cast<std::size_t>(further)].num_slices * width};
+  Table table{};
+  std::int64_t rows = 0;
+  expect_ok(blockmgr_table(c_, group, &table.first, &rows, &table.width));
+  EXPECT(rows == config.max_seqs, "C tells another number of rows");
+  return table;
+}
+
 EventColumns Caller::take_columns(bool snapshot) {
   if (!c_) {
     EventColumns columns = snapshot ? core_->residents() : core_->events();
@@ -488,9 +512,9 @@ void Caller::check_reads() const {
   const std::int32_t* table = nullptr;
   std::int64_t rows = 0, width = 0;
   expect_ok(blockmgr_table(c_, config.full_group, &table, &rows, &width));
-  EXPECT(
-      table == core_->shown_tables.data() && rows == config.max_seqs && width == config.row_width,
-      "C shows another table");
+  EXPECT(table == core_->shown_tables.data() && rows == config.max_seqs &&
+             width == core_->shown_width(config.row_width),
+         "C shows another table");
   for (const Handle handle : handles) {
     const Sequence& s = core_->view(handle);
     blockmgr_sequence view{};
@@ -498,7 +522,8 @@ void Caller::check_reads() const {
     expect_ok(blockmgr_view(c_, handle, &view));
     EXPECT(view.num_tokens == s.num_tokens && view.num_computed_tokens == core_->computed(s) &&
                view.num_cached_tokens == s.num_cached - core_->num_replayed(s) &&
-               view.num_blocks == s.num_blocks && view.num_slots == core_->num_slots(s) &&
+               view.num_blocks == core_->num_full_blocks(s) &&
+               view.num_slots == core_->num_slots(s) &&
                view.is_preempted == (s.state == Sequence::kPreempted),
            "C tells other facts of a sequence");
     std::vector<Token> told(static_cast<std::size_t>(s.num_tokens)), known(told);

@@ -69,6 +69,15 @@ class Caller {
   void grow(std::int64_t num_blocks);
   void slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                     std::int64_t* slots) const;
+  // The same of a group of the engine, which is such a one of the core.
+  void group_slots(Handle handle, int group, int further, std::int64_t start, std::int64_t stop,
+                   std::int64_t* slots) const;
+  // What callers see of it in the first row; and how far the rows are apart.
+  struct Table {
+    const std::int32_t* first;
+    std::int64_t width;
+  };
+  Table table(int group, int further) const;
   EventColumns take_events() { return take_columns(false); }
   EventColumns take_snapshot() { return take_columns(true); }
 

@@ -185,34 +185,24 @@ std::int64_t drive(std::uint64_t seed, int moves, const std::function<Driver*(By
 
 void try_kind(std::uint8_t kind, std::uint64_t seed, int moves, Trial& trial) {
   const std::int64_t before = Allocations::live_bytes();
-  if (kind >= kSlotsKind) {
+  const Sort sort = sort_of(kind);
+  const auto on_trial = [&](bool tried) { return tried ? &trial : nullptr; };
+  if (sort.has_groups) {
     drive<GroupPlay>(
         seed, moves,
         [&](Bytes& bytes, bool tried) {
-          const auto feature = kind >= kLoadsKind      ? GroupPlay::kLoads
-                               : kind >= kUncachedKind ? GroupPlay::kUncached
-                                                       : GroupPlay::kSlots;
-          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr, kind % 2, feature);
+          return new GroupPlay(bytes, nullptr, on_trial(tried), sort.through_c, sort.features);
         },
         [](const GroupPlay& play) { return play.core().fingerprint(); });
-  } else if (kind >= kPoolKind) {
+  } else if (sort.is_pool) {
     drive<PoolPlay>(
-        seed, moves,
-        [&](Bytes& bytes, bool tried) { return new PoolPlay(bytes, tried ? &trial : nullptr); },
+        seed, moves, [&](Bytes& bytes, bool tried) { return new PoolPlay(bytes, on_trial(tried)); },
         [](const PoolPlay& play) { return play.pool().fingerprint(); });
-  } else if (kind >= kGroupKind) {
-    drive<GroupPlay>(
-        seed, moves,
-        [&](Bytes& bytes, bool tried) {
-          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr, is_through_c(kind));
-        },
-        [](const GroupPlay& play) { return play.core().fingerprint(); });
   } else {
     drive<Play>(
         seed, moves,
         [&](Bytes& bytes, bool tried) {
-          const int profile = kind % static_cast<int>(profiles().size());
-          return new Play(bytes, profile, nullptr, tried ? &trial : nullptr, is_through_c(kind));
+          return new Play(bytes, sort.profile, nullptr, on_trial(tried), sort.through_c);
         },
         [](const Play& play) { return play.world().core().fingerprint(); });
   }
@@ -434,9 +424,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<std::string> kinds = kind_names();
-  for (const char* name :
-       {"groups", "loads", "c:loads", "uncached", "c:uncached", "slots", "c:slots"})
-    kinds.emplace_back(name);
+  for (const std::string& kind : kind_names_apart())
+    if (sort_of(kind_of(kind)).has_groups) kinds.push_back(kind);
   for (const std::string& kind : kind_names_through_c()) kinds.push_back(kind);
   Tallies tallies;
   OutOfMemory trial(tallies);

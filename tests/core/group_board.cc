@@ -38,24 +38,6 @@ std::vector<Group> groups_of(const std::string& text) {
 
 // ---- the board ----------------------------------------------------------------------------------
 
-namespace {
-
-// What the core has of a group that is the given one of the engine.
-void add_slices(const Group& group, int number, int unit, std::vector<Group>& slices) {
-  const bool is_full = !number;  // its first slice is that of the nodes
-  for (int slice = is_full; slice < group.num_slices; ++slice) {
-    Group one = group;
-    one.begin = slice * unit / group.num_slices;
-    one.end = (slice + 1) * unit / group.num_slices;
-    one.number = number;
-    one.slice = slice;
-    one.has_events = !is_full && !group.is_replayed();
-    slices.push_back(one);
-  }
-}
-
-}  // namespace
-
 GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   Setup setup{};
   setup.groups = rules.groups;
@@ -63,14 +45,10 @@ GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   setup.groups[0].num_slices = rules.full_slices;
   Config& config = setup.core;
   int blocks = 4 * rules.full_slices;
-  for (std::size_t i = 1; i < setup.groups.size(); ++i) {
-    add_slices(setup.groups[i], static_cast<int>(i), kUnit, config.groups);
-    blocks += 2 * setup.groups[i].num_slices + setup.groups[i].extra_blocks;
-  }
-  add_slices(setup.groups[0], 0, kUnit, config.groups);
-  config.full_block_size = kUnit / rules.full_slices;
+  for (const Group& group : rules.groups) blocks += 2 * group.num_slices + group.extra_blocks;
   config.null_block = true;
   config.block_size = kUnit;
+  set_slices(setup);
   config.num_blocks = 1 + (rules.num_blocks ? rules.num_blocks : blocks);
   config.row_width = kMostUnits;
   config.max_seqs = kMostSequences;
@@ -81,7 +59,7 @@ GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   setup.habits.chunk = kUnit * kMostUnits;
   setup.check_every = INT32_MAX;  // the walker checks the state after an operation
   setup.snapshot_every = 1;
-  if (rules.wanted.find("resize") != std::string::npos) setup.feature = kResizes;
+  if (rules.wanted.find("resize") != std::string::npos) setup.features = kResizes;
   return setup;
 }
 

@@ -58,7 +58,10 @@ class GroupDevice {
     for (const BlockCopy& copy : copies) {
       if (!copy.source || !copy.destination) throw Violation("a copy names the null block");
       if (copy.is_zeros()) continue;
-      const bool whole = groups_[static_cast<std::size_t>(copy.group)].is_ring();
+      const auto g = static_cast<std::size_t>(copy.group);
+      if (copy.num_tokens < 1 || copy.num_tokens > size_of(g))
+        throw Violation("a copy has other tokens than a block");
+      const bool whole = groups_[g].is_ring();
       for (std::int64_t word = 0; word < (whole ? stride_ : copy.num_tokens); ++word)
         words.emplace_back(at(copy.source, word), at(copy.destination, word));
     }
@@ -109,7 +112,7 @@ class GroupDevice {
   }
   // The memory of a block is released.
   void spoil(std::int32_t block) { fill(block, ~Cell{0}); }
-  // Tokens of a block of a group of attention.
+  // Tokens of a block of a group; of states and rings, those of a node.
   std::int64_t size_of(std::size_t g) const { return size_ / groups_[g].num_slices; }
   std::int64_t num_reads() const { return num_reads_; }
 

@@ -46,13 +46,27 @@ void GroupPlay::check_mirror() {
     const std::uint8_t* digest = nodes.digest(n);
     for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
       if (!setup_.groups[at].is_cached()) continue;
-      const int further = further_of(at);
-      const NodeId place = further < 0 ? n : core_.groups()->cached(further, n);
-      if (place < 0 || (further >= 0 && core_.groups()->is_being_kept(place))) continue;
-      findable.emplace(static_cast<int>(at), std::string(digest, digest + size));
+      if (is_whole(at, n))
+        findable.emplace(static_cast<int>(at), std::string(digest, digest + size));
     }
   }
   EXPECT(mirror_ == findable, "a mirror fed by events differs from what can be found");
+}
+
+// Whether a full node has all blocks of a group that the query right behind it reads.
+bool GroupPlay::is_whole(std::size_t at, NodeId n) const {
+  const int further = further_of(at);
+  const GroupPlaces& groups = *core_.groups();
+  const std::int64_t size = setup_.core.block_size;
+  const std::int64_t end = groups.length(n);
+  const std::int64_t read = setup_.groups[at].first_read(end) - (end - size);
+  for (int slice = further; further >= 0 && slice < further + setup_.groups[at].num_slices;
+       ++slice) {
+    if (groups.group(slice).end <= std::min(read, size - 1)) continue;
+    const NodeId place = groups.cached(slice, n);
+    if (place < 0 || groups.is_being_kept(place)) return false;
+  }
+  return true;
 }
 
 // The memory of a node, of its parts and of all its descendants must match its place in the tree of
@@ -120,9 +134,9 @@ void GroupPlay::check_computed(const Seq& seq) const {
     for (std::int64_t i = std::max(group.first_read(query), least); i < end; ++i) {
       const auto word = static_cast<std::size_t>(i % size);
       const std::int32_t own = all[at][static_cast<std::size_t>(i / size)];
-      EXPECT(
-          device_.holds(at, source_of(own, word), word, seq.prefixes[static_cast<std::size_t>(i)]),
-          "position " + std::to_string(i) + " counts as computed, but is not in memory");
+      EXPECT(device_.holds(at, source_of(own, i % setup_.core.block_size), word,
+                           seq.prefixes[static_cast<std::size_t>(i)]),
+             "position " + std::to_string(i) + " counts as computed, but is not in memory");
     }
   }
 }
@@ -141,20 +155,22 @@ void GroupPlay::check_ring(const Seq& seq, std::size_t at, std::int64_t length) 
            "position " + std::to_string(i) + " is not in a ring");
 }
 
-// The core's number for a group of the engine; -1: the group of the block tables.
+// The core's number for the first slice of a group of the engine; -1: the group of the block
+// tables.
 int GroupPlay::further_of(std::size_t group) const {
-  const int g = static_cast<int>(group);
-  return g == setup_.core.full_group ? -1 : g - (g > setup_.core.full_group);
+  const auto full = static_cast<std::size_t>(setup_.core.full_group);
+  int further = group == full ? -1 : 0;
+  for (std::size_t g = 0; g < group && group != full; ++g)
+    if (g != full) further += setup_.groups[g].num_slices;
+  return further;
 }
 
-// The block that holds a word now, if a copy into its block is pending. The source of a planned
-// copy may itself be the destination of a copy in flight.
-std::int32_t GroupPlay::source_of(std::int32_t block, std::size_t word) const {
+// The block that holds a token of a node now, if a copy into its block is pending. The source of a
+// planned copy may itself be the destination of a copy in flight.
+std::int32_t GroupPlay::source_of(std::int32_t block, std::int64_t token) const {
   std::int32_t source = block;
   const auto look = [&](const Copy& copy) {
-    if (core_.nodes().name(copy.destination) != source ||
-        word >= static_cast<std::size_t>(copy.num_tokens))
-      return false;
+    if (core_.nodes().name(copy.destination) != source || token >= copy.num_tokens) return false;
     source = core_.nodes().name(copy.source);
     return true;
   };

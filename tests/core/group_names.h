@@ -46,7 +46,7 @@ class GroupNames {
     // The order of ids decides which id is allocated next.
     for (NodeId n = 0; n < nodes_.count; ++n) put_node(n);
     put(core_.pool().num_free());
-    if (board_.setup_.feature == GroupPlay::kResizes) {  // the last ones leave first
+    if (board_.setup_.features & GroupPlay::kResizes) {  // the last ones leave first
       put(core_.pool().limit());
       core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
       for (const std::int32_t b : met_) put(b);

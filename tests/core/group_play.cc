@@ -18,16 +18,10 @@ int extra_of(int extras, std::int64_t unit) {
   return !kExtraKeys[extras].empty() && kExtraKeys[extras][0].first == unit;
 }
 
-std::vector<Group> without_full(const std::vector<Group>& groups, int full) {
-  std::vector<Group> rest = groups;
-  rest.erase(rest.begin() + full);
-  return rest;
-}
-
 }  // namespace
 
-GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial, bool through_c, Feature feature)
-    : GroupPlay(bytes, draw(bytes, through_c, feature), counts, trial) {
+GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial, bool through_c, unsigned features)
+    : GroupPlay(bytes, draw(bytes, through_c, features), counts, trial) {
   core_.set_debug(bytes.one_in(4));
 }
 
@@ -40,7 +34,10 @@ GroupPlay::GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* tr
       digester_(new TestDigester(setup_.digest, setup_.core.max_seqs % 2)),
       caller_(setup_.core, digester_, setup_.through_c, nullptr, setup_.groups),
       core_(caller_.core()),
-      device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {}
+      device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {
+  for (std::size_t g = 0; g < setup_.groups.size(); ++g)
+    shown_.push_back(caller_.table(static_cast<int>(g), further_of(g)));
+}
 
 // Widths close to the size of a unit, as those of released models are close to that of a page.
 void GroupPlay::draw_groups(Bytes& bytes, Setup& setup) {
@@ -53,7 +50,6 @@ void GroupPlay::draw_groups(Bytes& bytes, Setup& setup) {
   }
   setup.core.full_group = bytes.between(0, count);
   setup.groups.insert(setup.groups.begin() + setup.core.full_group, Group{});
-  setup.core.groups = without_full(setup.groups, setup.core.full_group);
 }
 
 // Windows become such as are computed again, at least one of them, and states rings.
@@ -65,7 +61,6 @@ void GroupPlay::draw_uncached(Bytes& bytes, Setup& setup) {
   for (Group& group : groups) {
     if (!is_window(group)) continue;
     group.kind = Group::kReplayed;
-    group.has_events = false;
     group.replay = std::max<std::int64_t>(group.width - 1, 1) + bytes.below(4);
     replay = std::max(replay, group.replay);
   }
@@ -78,7 +73,6 @@ void GroupPlay::draw_uncached(Bytes& bytes, Setup& setup) {
   setup.core.prompt_end_stop = -1;
   setup.core.num_blocks += 6;
   setup.core.stop_margin = bytes.below(3) * setup.core.block_size / 2;
-  setup.core.groups = without_full(groups, setup.core.full_group);
 }
 
 // At least one group of states, each with a few slots more.
@@ -91,11 +85,52 @@ void GroupPlay::draw_slots(Bytes& bytes, Setup& setup) {
     if (is_state(group)) group.extra_blocks = extra;
   setup.core.num_blocks += 6;
   setup.core.stop_margin = bytes.below(3) * setup.core.block_size / 2;
-  setup.core.groups = without_full(groups, setup.core.full_group);
 }
 
-GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, Feature feature) {
-  static constexpr int kSizes[] = {2, 4, 1, 3};
+// A size for each group, which divides that of a node, and one more feature.
+void GroupPlay::draw_sizes(Bytes& bytes, Setup& setup) {
+  static constexpr int kNodes[] = {2, 4, 6, 8, 3, 12};
+  Config& config = setup.core;
+  config.block_size = kNodes[bytes.below(6)];
+  const int share = bytes.between(1, 4);
+  for (Group& group : setup.groups) {
+    if (!has_table(group)) continue;
+    int size = bytes.between(1, config.block_size);
+    while (config.block_size % size) --size;
+    group.num_slices = config.block_size / size;
+    config.num_blocks += share * (group.num_slices - 1);
+    for (Quota& quota : config.quotas) {
+      quota.blocks += group.num_slices - 1;
+      config.num_blocks += group.num_slices - 1;
+    }
+  }
+}
+
+// What the core has of the groups: their slices, those of full attention last and without the
+// first, which is that of the nodes.
+void GroupPlay::set_slices(Setup& setup) {
+  Config& config = setup.core;
+  config.groups.clear();
+  for (const bool of_tables : {false, true})
+    for (int i = 0; i < static_cast<int>(setup.groups.size()); ++i) {
+      if ((i == config.full_group) != of_tables) continue;
+      Group slice = setup.groups[static_cast<std::size_t>(i)];
+      const int size = config.block_size / slice.num_slices;
+      slice.number = i;
+      slice.has_events = !of_tables && !slice.is_replayed();
+      for (slice.slice = of_tables; slice.slice < slice.num_slices; ++slice.slice) {
+        slice.begin = slice.slice * size;
+        slice.end = slice.begin + size;
+        config.groups.push_back(slice);
+      }
+      if (of_tables) config.full_block_size = size;
+    }
+}
+
+GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, unsigned features) {
+  static constexpr unsigned kBesideSizes[] = {kPlain,    kResizes, kLoads,
+                                              kUncached, kSlots,   kUncached | kResizes};
+  static constexpr int kNodes[] = {2, 4, 1, 3};
   static constexpr int kBlocks[] = {6, 10, 16, 30};
   static constexpr int kChunks[] = {1, 3, 4, 8, 100};
   Setup setup{};
@@ -115,7 +150,7 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, Feature feature) 
   habits.late = bytes.one_in(2);
   habits.plans_ahead = bytes.below(5) < 2;
   config.null_block = true;
-  config.block_size = kSizes[bytes.below(4)];
+  config.block_size = kNodes[bytes.below(4)];
   config.num_blocks = kBlocks[bytes.below(4)] + 3 * num_groups + 1;
   config.row_width = bytes.one_in(4) ? 12 : config.num_blocks;
   if (bytes.below(10) < 3) {
@@ -141,17 +176,20 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, Feature feature) 
   setup.vocabulary = bytes.one_in(3) ? 3 : 2;
   setup.check_every = config.num_blocks <= 24 ? 2 : 6;
   setup.through_c = through_c;
-  setup.feature = feature;
-  if (feature == kUncached) draw_uncached(bytes, setup);
-  if (feature == kSlots) draw_slots(bytes, setup);
-  if (!through_c) return setup;
-  // Only the core itself takes an option that means nothing, or another group than the first with
-  // full attention for its tables.
-  if (!(states && config.min_partial_tokens)) config.prompt_end_stop = -1;
-  const auto first = std::find_if(setup.groups.begin(), setup.groups.end(),
-                                  [](const Group& group) { return group.kind == Group::kFull; });
-  config.full_group = static_cast<int>(first - setup.groups.begin());
-  config.groups = without_full(setup.groups, config.full_group);
+  setup.features = features;
+  if (features & kSizes) setup.features |= kBesideSizes[bytes.below(6)];
+  if (setup.features & kUncached) draw_uncached(bytes, setup);
+  if (setup.features & kSlots) draw_slots(bytes, setup);
+  if (setup.features & kSizes) draw_sizes(bytes, setup);
+  if (through_c) {
+    // Only the core itself takes an option that means nothing, or another group than the first with
+    // full attention for its tables.
+    if (!(states && config.min_partial_tokens)) config.prompt_end_stop = -1;
+    const auto first = std::find_if(setup.groups.begin(), setup.groups.end(),
+                                    [](const Group& group) { return group.kind == Group::kFull; });
+    config.full_group = static_cast<int>(first - setup.groups.begin());
+  }
+  set_slices(setup);
   return setup;
 }
 
@@ -162,6 +200,7 @@ std::string GroupPlay::config() const {
   for (const Group& group : setup_.groups)
     text += std::string(kinds[group.kind]) +
             (group.width ? " " + std::to_string(group.width) : "") +
+            (group.num_slices > 1 ? "/" + std::to_string(c.block_size / group.num_slices) : "") +
             (group.is_ring() ? ":" + std::to_string(group.restart) : "") +
             (group.is_replayed() ? "@" + std::to_string(group.replay) : "") +
             (group.extra_blocks ? "*" + std::to_string(group.extra_blocks) : "") + ", ";
@@ -246,22 +285,15 @@ void GroupPlay::after_call() {
 }
 
 GroupPlay::Tables GroupPlay::tables(const Seq& seq) const {
-  const Config& config = setup_.core;
   const std::int64_t row = Sequences::row_of(seq.handle);
   Tables tables;
-  int further = 0;
   for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
     const Group& group = setup_.groups[g];
-    const std::int64_t width = std::int64_t{config.row_width} * group.num_slices;
-    const std::int32_t* from = core_.shown_tables.data();
-    if (static_cast<int>(g) != config.full_group) {
-      from = core_.shown_groups.data() + further * std::int64_t{config.max_seqs} * config.row_width;
-      further += group.num_slices;
-    }
+    const std::int32_t* const first = shown_[g].first + row * shown_[g].width;
     const std::int64_t size = device_.size_of(g);
     const std::int64_t count =
         has_table(group) ? (num_slots(seq) + size - 1) / size : 1 + group.extra_blocks;
-    tables.emplace_back(from + row * width, from + row * width + count);
+    tables.emplace_back(first, first + count);
   }
   return tables;
 }
@@ -409,7 +441,7 @@ void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int6
 void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
   const auto length = static_cast<int>(text.size());
   const int slots = bytes_.one_in(3) ? bytes_.between(1, length) : 0;
-  const bool loads = setup_.feature == kLoads && bytes_.below(3);
+  const bool loads = setup_.features & kLoads && bytes_.below(3);
   admit(text, name, extras, slots, loads ? bytes_.between(0, slots ? slots : length) : 0);
 }
 

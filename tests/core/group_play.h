@@ -24,16 +24,17 @@ namespace blockmgr::testing {
 class GroupPlay {
  public:
   // What a run has that others do not.
-  enum Feature {
-    kPlain,
-    kResizes,   // the pool shrinks and grows
-    kLoads,     // the first tokens of some prompts come from elsewhere
-    kUncached,  // windows that are computed again before a hit, and rings
-    kSlots,     // states that a forward leaves in another slot of their sequence
+  enum Feature : unsigned {
+    kPlain = 0,
+    kResizes = 1,   // the pool shrinks and grows
+    kLoads = 2,     // the first tokens of some prompts come from elsewhere
+    kUncached = 4,  // windows that are computed again before a hit, and rings
+    kSlots = 8,     // states that a forward leaves in another slot of their sequence
+    kSizes = 16,    // groups whose blocks are smaller than nodes, and maybe one of the others
   };
   // Draws a configuration, groups and habits from the stream.
   explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr,
-                     bool through_c = false, Feature feature = kPlain);
+                     bool through_c = false, unsigned features = kPlain);
   // Makes some calls and a step; false when the stream is at its end.
   bool move();
   // Frees everything, then checks that nothing leaked.
@@ -83,7 +84,7 @@ class GroupPlay {
     int vocabulary;
     int check_every;
     bool through_c = false;  // calls go through the C interface
-    Feature feature = kPlain;
+    unsigned features = kPlain;
     int snapshot_every = 4;  // calls between comparisons of what a refused call left
   };
   // A live sequence, as the engine sees it.
@@ -133,10 +134,12 @@ class GroupPlay {
   using Tables = std::vector<std::vector<std::int32_t>>;
 
   GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* trial);
-  static Setup draw(Bytes& bytes, bool through_c, Feature feature);
+  static Setup draw(Bytes& bytes, bool through_c, unsigned features);
   static void draw_groups(Bytes& bytes, Setup& setup);
   static void draw_uncached(Bytes& bytes, Setup& setup);
   static void draw_slots(Bytes& bytes, Setup& setup);
+  static void draw_sizes(Bytes& bytes, Setup& setup);
+  static void set_slices(Setup& setup);
   Outcome call(Op op, const std::function<void()>& run);
   Outcome outcome_of(const std::function<void()>& run) const;
   void put_on_trial(Op op, const std::function<void()>& run);
@@ -242,7 +245,8 @@ class GroupPlay {
   void check_computed(const Seq& seq) const;
   void check_ring(const Seq& seq, std::size_t at, std::int64_t length) const;
   int further_of(std::size_t group) const;
-  std::int32_t source_of(std::int32_t block, std::size_t word) const;
+  bool is_whole(std::size_t at, NodeId n) const;
+  std::int32_t source_of(std::int32_t block, std::int64_t token) const;
 
   Bytes& bytes_;
   Setup setup_;
@@ -252,6 +256,7 @@ class GroupPlay {
   Caller caller_;
   Sequences& core_;
   GroupDevice device_;
+  std::vector<Caller::Table> shown_;  // by group
   PrefixTrie trie_;
   std::vector<SeqPtr> seqs_;
   std::deque<Step> uncommitted_;

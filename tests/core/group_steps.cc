@@ -74,21 +74,19 @@ void GroupPlay::check_tables(const Seq& seq) const {
          "a shown table differs from the sequence's");
   // A copy, so only where something is computed again.
   const GroupRow row = core_.groups()->replay() ? core_.view_groups(seq.handle) : GroupRow();
-  int next = 0;
   for (std::size_t g = 0; g < all.size(); ++g) {
-    if (static_cast<int>(g) == setup_.core.full_group) continue;
-    const int further = next;
-    next += setup_.groups[g].num_slices;
     if (!has_table(setup_.groups[g])) continue;
+    const int further = further_of(g);
     const std::int64_t size = device_.size_of(g);
     const std::int64_t end = num_slots(seq);
-    std::int64_t first = end;
-    for (int slice = further; slice < next; ++slice)
+    std::int64_t first = further < 0 ? 0 : end;
+    for (int slice = further; further >= 0 && slice < further + setup_.groups[g].num_slices;
+         ++slice)
       first = std::min(first, core_.first_of(seq.handle, slice) * setup_.core.block_size +
                                   core_.groups()->group(slice).begin);
     if (first >= end) continue;
     std::vector<std::int64_t> slots(static_cast<std::size_t>(end - first));
-    core_.group_slots(seq.handle, further, first, end, slots.data());
+    caller_.group_slots(seq.handle, static_cast<int>(g), further, first, end, slots.data());
     for (std::int64_t i = first; i < end; ++i) {
       if (setup_.groups[g].is_cached() && row.start <= i && i < row.hit) {
         EXPECT(slots[static_cast<std::size_t>(i - first)] == -1, "a slot is computed again");
@@ -345,7 +343,7 @@ std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
 bool GroupPlay::move() {
   if (bytes_.done()) return false;
   for (int i = bytes_.below(5); i > 0; --i) plan(kPlanAny);
-  if (setup_.feature == kResizes && bytes_.one_in(4)) resize();
+  if (setup_.features & kResizes && bytes_.one_in(4)) resize();
   land_some();
   if (setup_.core.early_commit) promise();
   step();
@@ -358,7 +356,7 @@ void GroupPlay::finish_up() {
   setup_.habits.plans_ahead = setup_.habits.overlaps = false;
   step();
   while (!seqs_.empty()) free(seqs_.back());
-  if (setup_.feature == kResizes) done(kGrow, [&] { caller_.grow(setup_.core.num_blocks); });
+  if (setup_.features & kResizes) done(kGrow, [&] { caller_.grow(setup_.core.num_blocks); });
   release_holds();
   step();
   const std::vector<std::string> violations = core_.violations();

@@ -162,6 +162,24 @@ void wrong_options() {
     wrong.groups = &group;
     wrong.num_groups = 1;
   });
+  static const std::int64_t sizes[][3] = {{-1}, {kMost}, {3}, {5}, {0, 0, 1}};
+  for (const auto& some : sizes)
+    refused_options("group_block_sizes", [&](auto& wrong) {
+      static const blockmgr_group kinds[] = {{}, {BLOCKMGR_WINDOW, 0, 4}, {BLOCKMGR_RING, 2, 4}};
+      wrong.groups = kinds;
+      wrong.num_groups = 3;
+      wrong.null_block = 1;
+      wrong.group_block_sizes = some;
+    });
+  refused_options("at most 254", [](auto& wrong) {
+    static const blockmgr_group full{};
+    static const std::int64_t ones[] = {1};
+    wrong.groups = &full;
+    wrong.num_groups = 1;
+    wrong.null_block = 1;
+    wrong.block_size = 255;
+    wrong.group_block_sizes = ones;
+  });
   refused_options("num_nodes", [](auto& wrong) { wrong.num_nodes = 1; });
   refused_options("width", [](auto& wrong) {
     static const blockmgr_group groups[] = {{}, {BLOCKMGR_WINDOW, 0, kMost}};

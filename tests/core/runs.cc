@@ -1,10 +1,39 @@
 #include "runs.h"
 
+#include <iterator>
+
 #include "group_play.h"
 #include "play.h"
 #include "pool_play.h"
 
 namespace blockmgr::testing {
+
+namespace {
+
+// Kinds from kPoolKind on drive a BlockPool, those from kGroupKind on a manager with groups of
+// layers, and smaller ones a manager with the profile of that number. Half of the managers of each
+// sort are called through the C interface.
+constexpr int kPoolKind = 192;
+constexpr int kGroupKind = 128;
+constexpr int kGroupKindThroughC = 160;
+// Two kinds for each of these, from the last one down: directly and through C.
+constexpr int kLast = 254;
+struct Apart {
+  const char* name;
+  Sort sort;
+};
+constexpr Apart kApart[] = {
+    {"families", {false, false, -1}},
+    {"resize", {false, false, -2}},
+    {"resize_in_groups", {false, true, 0, GroupPlay::kResizes}},
+    {"loads", {false, true, 0, GroupPlay::kLoads}},
+    {"uncached", {false, true, 0, GroupPlay::kUncached}},
+    {"slots", {false, true, 0, GroupPlay::kSlots}},
+    {"sizes", {false, true, 0, GroupPlay::kSizes}},
+};
+constexpr int kFirstApart = kLast - 2 * (static_cast<int>(std::size(kApart)) - 1);
+
+}  // namespace
 
 std::vector<std::string> kind_names() {
   std::vector<std::string> names;
@@ -19,22 +48,35 @@ std::vector<std::string> kind_names_through_c() {
   return names;
 }
 
+std::vector<std::string> kind_names_apart() {
+  std::vector<std::string> names = {"groups"};
+  for (const Apart& apart : kApart)
+    for (const char* way : {"", "c:"}) names.push_back(std::string(way) + apart.name);
+  return names;
+}
+
 std::uint8_t kind_of(const std::string& name) {
-  if (name == "c:groups") return kGroupKind + 32;
-  if (name.ends_with("resize_in_groups")) return kResizeInGroupsKind + name.starts_with("c:");
-  if (name.ends_with("loads")) return kLoadsKind + name.starts_with("c:");
-  if (name.ends_with("uncached")) return kUncachedKind + name.starts_with("c:");
-  if (name.ends_with("slots")) return kSlotsKind + name.starts_with("c:");
-  if (name.ends_with(families().name)) return kFamilyKind + name.starts_with("c:");
-  if (name.ends_with(resizes().name)) return kResizeKind + name.starts_with("c:");
-  if (name.starts_with("c:")) {
-    const auto size = static_cast<int>(profiles().size());
-    return static_cast<std::uint8_t>((64 / size + 1) * size + kind_of(name.substr(2)));
+  const bool through_c = name.starts_with("c:");
+  const std::string own = name.substr(through_c ? 2 : 0);
+  int kind = own == "groups" ? through_c ? kGroupKindThroughC : kGroupKind : kPoolKind;
+  const auto size = static_cast<int>(profiles().size());
+  for (int i = 0; i < size; ++i)
+    if (own == profiles()[static_cast<std::size_t>(i)].name)
+      kind = through_c ? (64 / size + 1) * size + i : i;
+  for (int i = 0; i < static_cast<int>(std::size(kApart)); ++i)
+    if (own == kApart[i].name) kind = kLast - 2 * i + through_c;
+  return static_cast<std::uint8_t>(kind);
+}
+
+Sort sort_of(std::uint8_t kind) {
+  if (kind >= kFirstApart) {
+    Sort sort = kApart[(kLast + 1 - kind) / 2].sort;
+    sort.through_c = kind % 2;
+    return sort;
   }
-  for (std::size_t i = 0; i < profiles().size(); ++i)
-    if (name == profiles()[i].name) return static_cast<std::uint8_t>(i);
-  if (name == "groups") return kGroupKind;
-  return kPoolKind;
+  if (kind >= kPoolKind) return {true};
+  if (kind >= kGroupKind) return {false, true, 0, 0, kind >= kGroupKindThroughC};
+  return {false, false, kind % static_cast<int>(profiles().size()), 0, kind >= 64};
 }
 
 namespace {
@@ -61,42 +103,18 @@ void play_to_the_end(AnyManager& play, int moves, std::int64_t& calls) {
 }  // namespace
 
 void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts* counts) {
-  if (kind >= kFamilyKind) {
-    Play play(bytes, -1, counts, nullptr, kind > kFamilyKind);
-    return play_to_the_end(play, moves, calls);
-  }
-  if (kind >= kResizeKind) {
-    Play play(bytes, -2, counts, nullptr, kind > kResizeKind);
-    return play_to_the_end(play, moves, calls);
-  }
-  if (kind >= kResizeInGroupsKind) {
-    GroupPlay play(bytes, counts, nullptr, kind > kResizeInGroupsKind, GroupPlay::kResizes);
-    return play_to_the_end(play, moves, calls);
-  }
-  if (kind >= kLoadsKind) {
-    GroupPlay play(bytes, counts, nullptr, kind > kLoadsKind, GroupPlay::kLoads);
-    return play_to_the_end(play, moves, calls);
-  }
-  if (kind >= kUncachedKind) {
-    GroupPlay play(bytes, counts, nullptr, kind > kUncachedKind, GroupPlay::kUncached);
-    return play_to_the_end(play, moves, calls);
-  }
-  if (kind >= kSlotsKind) {
-    GroupPlay play(bytes, counts, nullptr, kind > kSlotsKind, GroupPlay::kSlots);
-    return play_to_the_end(play, moves, calls);
-  }
-  if (kind >= kPoolKind) {
+  const Sort sort = sort_of(kind);
+  if (sort.is_pool) {
     PoolPlay play(bytes);
     const CallCount<PoolPlay> count_calls{play, calls};
     for (int i = 0; i < moves && play.move(); ++i) continue;
-    return;
+  } else if (sort.has_groups) {
+    GroupPlay play(bytes, counts, nullptr, sort.through_c, sort.features);
+    play_to_the_end(play, moves, calls);
+  } else {
+    Play play(bytes, sort.profile, counts, nullptr, sort.through_c);
+    play_to_the_end(play, moves, calls);
   }
-  if (kind >= kGroupKind) {
-    GroupPlay play(bytes, counts, nullptr, is_through_c(kind));
-    return play_to_the_end(play, moves, calls);
-  }
-  Play play(bytes, kind % static_cast<int>(profiles().size()), counts, nullptr, is_through_c(kind));
-  play_to_the_end(play, moves, calls);
 }
 
 }  // namespace blockmgr::testing

@@ -10,29 +10,23 @@
 
 namespace blockmgr::testing {
 
-// Kinds from kPoolKind on drive a BlockPool, those from kGroupKind on a manager with groups of
-// layers, and smaller ones a manager with the profile of that number.
-inline constexpr int kPoolKind = 192;
-inline constexpr int kGroupKind = 128;
-// The last twelve: the profiles of families and of resized pools, these with groups, too, and with
-// groups of loads, of uncached windows and of slots for states; directly and through C.
-inline constexpr int kFamilyKind = 254;
-inline constexpr int kResizeKind = 252;
-inline constexpr int kResizeInGroupsKind = 250;
-inline constexpr int kLoadsKind = 248;
-inline constexpr int kUncachedKind = 246;
-inline constexpr int kSlotsKind = 244;
-// Managers of these kinds are called through the C interface: half of those of each sort.
-inline bool is_through_c(std::uint8_t kind) {
-  return kind < kPoolKind && kind % kGroupKind >= (kind < kGroupKind ? 64 : 32);
-}
+// What a kind drives.
+struct Sort {
+  bool is_pool = false;  // a BlockPool
+  bool has_groups = false;
+  int profile = 0;        // without groups: see Play
+  unsigned features = 0;  // with groups: see GroupPlay
+  bool through_c = false;
+};
+Sort sort_of(std::uint8_t kind);
 
-// The kinds by name: every profile, and "pool". Further kinds are called "groups", "families",
-// "resize", "resize_in_groups", "loads", "uncached" and "slots".
+// The kinds by name: every profile, and "pool".
 std::vector<std::string> kind_names();
 // Those of managers that are called through the C interface: "c:" and the name of the profile, or
 // "c:groups".
 std::vector<std::string> kind_names_through_c();
+// Further ones, which run only if they are asked for: "groups"; "sizes", "c:sizes" and the like.
+std::vector<std::string> kind_names_apart();
 std::uint8_t kind_of(const std::string& name);
 
 // Makes up to that many moves, or until the stream ends, and adds the number of calls to calls,

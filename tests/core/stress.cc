@@ -34,10 +34,12 @@ struct Arguments {
 [[noreturn]] void usage(const std::string& wrong) {
   std::fprintf(
       stderr,
-      "%s\nusage: stress [--seed N] [--ops N] [--profile "
-      "NAME|groups|families|resize|resize_in_groups|loads|uncached|slots|c|all] [--moves N] "
-      "[--minutes M] [--out FILE] [--replay FILE]\n",
+      "%s\nusage: stress [--seed N] [--ops N] [--profile NAME|c|all] [--moves N] [--minutes M] "
+      "[--out FILE] [--replay FILE]\nprofiles:",
       wrong.c_str());
+  for (const auto& names : {kind_names(), kind_names_through_c(), kind_names_apart()})
+    for (const std::string& name : names) std::fprintf(stderr, " %s", name.c_str());
+  std::fprintf(stderr, "\n");
   std::exit(2);
 }
 
@@ -62,20 +64,14 @@ Arguments parse(int argc, char** argv) {
     } else if (key != "--profile") {
       usage("unknown option " + key);
     } else if (std::strcmp(value, "all") != 0) {
-      const std::vector<std::string> known = kind_names_through_c();
       if (std::strcmp(value, "c") == 0) {
-        a.kinds = known;
+        a.kinds = kind_names_through_c();
         continue;
       }
-      const std::string name = value;
-      const std::vector<std::string> apart = {
-          "groups",   "families",         "c:families",         "resize",
-          "c:resize", "resize_in_groups", "c:resize_in_groups", "loads",
-          "c:loads",  "uncached",         "c:uncached",         "slots",
-          "c:slots"};
-      if (!std::count(apart.begin(), apart.end(), name) &&
-          !std::count(a.kinds.begin(), a.kinds.end(), value) &&
-          !std::count(known.begin(), known.end(), value))
+      const auto has = [&](const std::vector<std::string>& names) {
+        return std::count(names.begin(), names.end(), value) > 0;
+      };
+      if (!has(kind_names()) && !has(kind_names_through_c()) && !has(kind_names_apart()))
         usage(std::string("unknown profile ") + value);
       a.kinds = {value};
     }

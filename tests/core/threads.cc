@@ -31,7 +31,7 @@ void play_alone(std::uint64_t seed, int moves) {
     testing::run(bytes, kind, moves, calls);
   }
   testing::Bytes bytes(seed);
-  testing::run(bytes, testing::kPoolKind, moves, calls);
+  testing::run(bytes, testing::kind_of("pool"), moves, calls);
 }
 
 // The sequences of one thread, on the shared manager.

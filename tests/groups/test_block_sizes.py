@@ -9,6 +9,7 @@ import pytest
 from blockmgr import (
     BlockManager,
     ChunkedAttention,
+    EventKind,
     FullAttention,
     RecurrentState,
     SlidingWindow,
@@ -164,6 +165,37 @@ def test_events_tell_once_of_each_block_of_the_manager() -> None:
     assert stored == [(0, 2), (1, 2)]
 
 
+def test_events_tell_that_a_block_of_the_manager_has_lost_part_of_a_window() -> None:
+    manager = manager_of(
+        FullAttention(), SlidingWindow(3, 1), block_size=2, num_blocks=20, events=True
+    )
+    handle = manager.admit(range(9))
+    manager.commit(handle, 6)
+    manager.acquire([table(manager, handle, 1)[4]])  # at 6, a query reads this and the next one
+    manager.commit(handle, 9)
+    manager.free(handle)
+    told = {digest for event in manager.take_events() if event.group for digest in event.digests}
+    assert len(told) == 4
+    manager.admit(range(100, 107))  # evicts what no later turn of the first prompt reads
+    lost = [event for event in manager.take_events() if event.kind is EventKind.REMOVED]
+    assert sum(len(event.digests) for event in lost if event.group) == 3
+    assert manager.match(range(7)).num_cached_tokens == 0
+
+
+def test_events_tell_once_of_blocks_with_one_digest_that_different_blocks_stand_for() -> None:
+    manager = manager_of(
+        FullAttention(),
+        ChunkedAttention(9, 3),
+        block_size=6,
+        events=True,
+        digest=lambda _: bytes(16),
+    )
+    handle = manager.admit(range(13))
+    manager.commit(handle, 13)
+    stored = [(event.group, len(event.digests)) for event in manager.take_events()]
+    assert stored == [(0, 1), (1, 1)]
+
+
 def test_facts_of_blocks_count_the_tokens_of_each() -> None:
     manager = manager_of(FullAttention(4), SlidingWindow(9, 2))
     handle = manager.admit(list(range(7)))
@@ -242,6 +274,18 @@ def test_a_boundary_keeps_the_small_blocks_that_its_query_reads() -> None:
     manager.free(handle)
     assert manager.match(range(65)).num_cached_tokens == 64
     assert manager.stats().cached_blocks == 3  # the query at 64 reads from 57 on
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("length", [17, 18, 22])
+def test_a_prompt_that_ends_in_the_first_small_block_of_one_finds_all_before_it(
+    size: int, length: int
+) -> None:
+    manager = manager_of(FullAttention(size), RecurrentState(), min_partial_tokens=1)
+    handle = manager.admit(range(length))
+    manager.commit(handle, length)
+    manager.free(handle)
+    assert manager.match(range(length + 1)).num_cached_tokens == length
 
 
 def test_descriptions_count_in_the_block_size_of_each_group() -> None:

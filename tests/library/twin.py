@@ -93,6 +93,7 @@ def options_for_c(config: ManagerConfig) -> Any:
               getattr(group, "width", 0))
         for group in config.groups
     ]  # fmt: skip
+    sizes = numbers([getattr(group, "block_size", None) or 0 for group in config.groups])
     names = [ctypes.create_string_buffer(name, len(name) + 1) for name in config.quotas]
     quotas = [
         QUOTA(ctypes.addressof(text), len(name), blocks)
@@ -100,7 +101,8 @@ def options_for_c(config: ManagerConfig) -> Any:
     ]
     texts = ctypes.create_string_buffer(str(config.eviction).encode())
     kept = (GROUP * len(groups))(*groups), (QUOTA * len(quotas))(*quotas)
-    options.kept = *kept, names, texts
+    options.kept = *kept, sizes, names, texts
+    options.group_block_sizes = ctypes.addressof(sizes)
     options.groups, options.quotas = (ctypes.addressof(each) for each in kept)
     options.num_groups, options.num_quotas = len(groups), len(quotas)
     options.eviction = ctypes.addressof(texts)

@@ -172,6 +172,9 @@ typedef struct blockmgr_options {
    */
   int64_t num_nodes;
   int64_t stop_margin_tokens; /* with groups: tokens before their places where prompts stop */
+  /* With groups: tokens of a block of each, of which block_size is a multiple. 0 for block_size,
+   * and for states and rings; NULL: 0 for all. */
+  const int64_t* group_block_sizes;
 } blockmgr_options;
 
 /* Fills in the defaults; num_blocks and block_size have none. struct_size: sizeof *options. */
@@ -333,9 +336,9 @@ BLOCKMGR_API blockmgr_status blockmgr_handles(blockmgr_manager* manager, blockmg
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
-/* The block table of a group (0 without groups): int32[num_rows][row_width], live. Row: the low
- * half of a handle. Entries past the last block are 0. Of rings, the first entry is the block; of
- * states, those of the slots for drafts follow it. */
+/* The block table of a group (0 without groups): int32[num_rows][row_width], live. A group with
+ * smaller blocks has more columns. Row: the low half of a handle. Entries past the last block are
+ * 0. Of rings, the first entry is the block; of states, those of the slots for drafts follow it. */
 BLOCKMGR_API blockmgr_status blockmgr_table(blockmgr_manager* manager, int32_t group,
                                             const int32_t** table, int64_t* num_rows,
                                             int64_t* row_width);
@@ -343,9 +346,9 @@ BLOCKMGR_API blockmgr_status blockmgr_table(blockmgr_manager* manager, int32_t g
 BLOCKMGR_API blockmgr_status blockmgr_seq_lens(blockmgr_manager* manager, const int32_t** lengths,
                                                int64_t* num_rows);
 enum { BLOCKMGR_PAD_SLOT = -1 };
-/* The slots of tokens [start, stop) in a group of attention: block * block_size + offset, or
- * BLOCKMGR_PAD_SLOT for replayed tokens, of which a group that prompts find writes nothing. room
- * for stop - start. */
+/* The slots of tokens [start, stop) in a group of attention: block * the tokens of its blocks +
+ * offset, or BLOCKMGR_PAD_SLOT for replayed tokens, of which a group that prompts find writes
+ * nothing. room for stop - start. */
 BLOCKMGR_API blockmgr_status blockmgr_slot_mapping(blockmgr_manager* manager,
                                                    blockmgr_handle handle, int32_t group,
                                                    int64_t start, int64_t stop, int64_t* slots);

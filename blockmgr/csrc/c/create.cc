@@ -107,7 +107,18 @@ std::vector<Group> groups_of(const blockmgr_options& given) {
   std::vector<Group> groups;
   if (given.num_groups) not_null(given.groups, "groups");
   check_bounds("num_groups", static_cast<std::int64_t>(given.num_groups), 0, 64);
-  for (std::size_t i = 0; i < given.num_groups; ++i) groups.push_back(group_of(given.groups[i]));
+  for (std::size_t i = 0; i < given.num_groups; ++i) {
+    Group group = group_of(given.groups[i]);
+    const std::int64_t size = given.group_block_sizes ? given.group_block_sizes[i] : 0;
+    const bool has_blocks = !group.recurrent() && !group.is_ring();
+    check_bounds("group_block_sizes", size, 0, has_blocks ? given.block_size : 0);
+    if (size && given.block_size % size)
+      throw Error(ErrorKind::kValue, "group_block_sizes must divide block_size, " +
+                                         std::to_string(given.block_size) + ", got " +
+                                         std::to_string(size));
+    if (size) group.num_slices = static_cast<int>(given.block_size / size);
+    groups.push_back(group);
+  }
   return groups;
 }
 

@@ -21,13 +21,16 @@ struct blockmgr_events {
 
 namespace {
 
-// The number of a group in the core; -1: that of the nodes' own blocks.
+// The number of a group's first slice in the core; -1: that of the nodes' own blocks.
 int further_group(const Sequences& core, std::int32_t group) {
   const blockmgr::Config& config = core.config();
-  const auto count = static_cast<std::int64_t>(config.groups.size());
-  blockmgr::check_bounds("group", group, 0, count - core.pool().is_bare());
+  int last = config.full_group;
+  for (const blockmgr::Group& slice : config.groups) last = std::max(last, slice.number);
+  blockmgr::check_bounds("group", group, 0, last);
   if (group == config.full_group) return -1;
-  return group - (group > config.full_group) + core.pool().is_bare();
+  int further = 0;
+  while (config.groups[static_cast<std::size_t>(further)].number != group) ++further;
+  return further;
 }
 
 // The same of a group whose blocks hold the K/V of tokens.
@@ -146,7 +149,10 @@ blockmgr_status blockmgr_table(blockmgr_manager* manager, int32_t group, const i
     const int further = further_group(core, group);
     *table = further < 0 ? core.shown_tables.data() : &core.shown_group_at(further, 0)[0];
     *num_rows = core.config().max_seqs;
-    *row_width = core.config().row_width;
+    *row_width = core.shown_width(core.config().row_width);
+    if (further >= 0)
+      *row_width = std::int64_t{core.config().row_width} *
+                   core.config().groups[static_cast<std::size_t>(further)].num_slices;
   });
 }
 

@@ -68,9 +68,14 @@ void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
   if (nodes_[n].key_tokens < nodes_.block_size && parent >= 0) facts_[nth(parent)] |= kHasTails;
 }
 
+// Whether the boundary after so many tokens keeps this unit of its path, or one before it: where
+// the path ends, slices behind its end have none.
 bool GroupPlaces::any_keeps(std::int64_t length, std::int64_t unit) const {
+  const std::int64_t start = unit * nodes_.block_size;
   for (int g = 0; g < num_groups(); ++g)
-    if (group(g).is_attention() && keeps(group(g), length, unit)) return true;
+    if (group(g).is_attention() &&
+        keeps(group(g), length, unit - (start + group(g).begin >= length)))
+      return true;
   return false;
 }
 
@@ -449,19 +454,41 @@ NodeId GroupPlaces::first_to_go(NodeId last) const {
   return first;
 }
 
-// Whether mirrors know of another part with the same digest, which only a collision brings about.
+int GroupPlaces::first_told(int g, NodeId n) const {
+  const Group& of = group(g);
+  if (of.num_slices == 1) return g;
+  const std::int64_t start = unit(n) * nodes_.block_size;
+  const std::int64_t last = start + nodes_.block_size - 1;
+  const std::int64_t read = std::clamp(of.first_read(last + 1), start, last) - start;
+  return g - of.slice + static_cast<int>(read / (of.end - of.begin));
+}
+
+bool GroupPlaces::is_whole(int g, NodeId n) const {
+  for (int i = first_told(g, n); i <= last_slice(g); ++i)
+    if (cached(i, n) < 0) return false;
+  return true;
+}
+
+// Whether mirrors know of a node in a group; if so, they do by its last slice.
+bool GroupPlaces::is_known(int g, NodeId n) const {
+  const NodeId m = part(last_slice(g), n);
+  return m >= 0 && is_told(m);
+}
+
+// Whether mirrors know of another node with the same digest, which only a collision brings about.
 bool GroupPlaces::knows_like(NodeId m) const {
   const NodeId n = node_of(m);
-  const int g = group_of(m);
   return index_.with_digest(nodes_.digest(n), [&](NodeId other) {
-    return other != n && part(g, other) >= 0 && is_told(part(g, other));
+    return other != n && is_known(group_of(m), other);
   }) >= 0;
 }
 
 void GroupPlaces::tell_kept(NodeId m) noexcept {
   if (!is_untold(m) || is_being_kept(m)) return;
-  if (!knows_like(m)) index_.log_part_stored(node_of(m), group(group_of(m)).number);
-  facts_[nth(m)] |= kTold;
+  const NodeId n = node_of(m);
+  const int g = group_of(m);
+  if (!knows_like(m)) index_.log_part_stored(n, group(g).number);
+  for (int i = first_told(g, n); i <= last_slice(g); ++i) facts_[nth(part(i, n))] |= kTold;
 }
 
 void GroupPlaces::tell_kept(const NodeId* nodes, std::int64_t count) noexcept {
@@ -473,17 +500,19 @@ void GroupPlaces::tell_kept(const NodeId* nodes, std::int64_t count) noexcept {
 
 // While everything is forgotten there is no log: one event says so.
 void GroupPlaces::tell_lost(NodeId m) noexcept {
+  const NodeId n = node_of(m);
+  const int g = group_of(m);
   facts_[nth(m)] &= static_cast<std::uint8_t>(~kTold);
-  if (index_.log() && !knows_like(m))
-    index_.log_part_removed(node_of(m), group(group_of(m)).number);
+  for (int i = first_told(g, n); i <= last_slice(g); ++i)
+    if (const NodeId other = part(i, n); other >= 0)
+      facts_[nth(other)] &= static_cast<std::uint8_t>(~kTold);
+  if (index_.log() && !knows_like(m)) index_.log_part_removed(n, group(g).number);
 }
 
 bool GroupPlaces::stands_for_digest(int g, NodeId n) const {
-  const auto is_known = [&](NodeId other) {
-    const NodeId m = cached(g, other);
-    return m >= 0 && is_told(m);
-  };
-  return index_.with_digest(nodes_.digest(n), is_known) == n;
+  if (g != last_slice(g) || !is_known(g, n)) return false;
+  return index_.with_digest(nodes_.digest(n), [&](NodeId other) { return is_known(g, other); }) ==
+         n;
 }
 
 // The node has no children any more, so no node below it needs its parts.
@@ -527,6 +556,7 @@ void GroupPlaces::move(NodeId from, NodeId to) noexcept {
     link(to);
   }
   for (int g = 0; g < num_groups(); ++g) move_part(g, from, to);
+  tell_kept(&to, 1);
 }
 
 // Tables name the part that the twin has, so it stays and becomes the one that is found.
@@ -549,7 +579,6 @@ void GroupPlaces::move_part(int g, NodeId from, NodeId to) noexcept {
     nodes_.used(m) ? unkeep(m) : forget_part(m);
   }
   keep(own);
-  tell_kept(own);
 }
 
 void GroupPlaces::link(NodeId n) noexcept {

@@ -33,7 +33,8 @@
 // prompt_end_stop it leaves a fourth, near the end of its prompt, which is passed from the first.
 //
 // For each node, `near` is the length of the shortest prefix that ends at a boundary at or below
-// the node, as long as that boundary keeps the node's unit in some group of attention.
+// the node, as long as that boundary keeps the node's unit, or one before it, in some group of
+// attention.
 // Longer prefixes keep later units, so this one tells which parts of the node are needed.
 #pragma once
 
@@ -193,16 +194,12 @@ class GroupPlaces {
   bool is_untold(NodeId part) const {
     return index_.log() && !is_told(part) && has_event(group_of(part), node_of(part));
   }
-  // Whether events of a full node in a group are those of this slice: the first one that the query
-  // right behind the node reads, because those behind it stay as long.
+  // Whether events tell of a full node by this slice, among others: it has all slices of the group
+  // that the query right behind the node reads, and this is one of them.
   bool has_event(int g, NodeId n) const {
     const Group& of = group(g);
     if (!of.has_events || nodes_[n].key_tokens != nodes_.block_size) return false;
-    if (of.num_slices == 1) return true;
-    const std::int64_t start = unit(n) * nodes_.block_size;
-    const std::int64_t last = start + nodes_.block_size - 1;
-    const std::int64_t read = std::clamp(of.first_read(last + 1), start, last) - start;
-    return of.begin <= read && read < of.end;
+    return of.num_slices == 1 || (g >= first_told(g, n) && is_whole(g, n));
   }
   // Whether the part of this node is the one in the events, among those of nodes with its digest.
   bool stands_for_digest(int g, NodeId n) const;
@@ -360,6 +357,11 @@ class GroupPlaces {
   void link(NodeId n) noexcept;
   void unlink(NodeId n) noexcept;
   void before_idle(NodeId b) noexcept;
+  // The slices of a group by which events tell of a node.
+  int first_told(int g, NodeId n) const;
+  int last_slice(int g) const { return g - group(g).slice + group(g).num_slices - 1; }
+  bool is_whole(int g, NodeId n) const;
+  bool is_known(int g, NodeId n) const;
   bool knows_like(NodeId part) const;
   [[gnu::noinline]] void tell_lost(NodeId part) noexcept;
 

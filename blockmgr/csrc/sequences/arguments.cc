@@ -13,6 +13,7 @@ constexpr int kMaxPlaces = 1 << 30;
 constexpr int kMaxStepsInFlight = 200;
 constexpr int kMaxWindow = 1 << 24;
 constexpr std::size_t kMaxGroups = 64;
+constexpr int kMaxParts = 254;
 
 [[noreturn]] void bad_value(const std::string& message) { throw Error(ErrorKind::kValue, message); }
 
@@ -183,6 +184,25 @@ static void check_replay(const std::vector<Group>& groups, bool bare) {
         "within it");
 }
 
+// The slices of all groups, but not those that are the nodes' own blocks: as
+// blockmgr.groups.core_groups.
+static void set_slices(Config& config, const std::vector<Group>& groups, bool bare) {
+  for (const bool of_tables : {bare, !bare})
+    for (int i = 0; i < static_cast<int>(groups.size()); ++i) {
+      if ((i == config.full_group) != of_tables) continue;
+      Group slice = groups[nth(i)];
+      const int size = config.block_size / slice.num_slices;
+      slice.number = i;
+      slice.has_events = (bare || !of_tables) && !slice.is_replayed();
+      for (slice.slice = of_tables && !bare; slice.slice < slice.num_slices; ++slice.slice) {
+        slice.begin = std::int64_t{slice.slice} * size;
+        slice.end = slice.begin + size;
+        config.groups.push_back(slice);
+      }
+      if (of_tables) config.full_block_size = size;
+    }
+}
+
 void set_groups(Config& config, const std::vector<Group>& groups) {
   if (groups.size() > kMaxGroups)
     bad_value("groups must be at most " + std::to_string(kMaxGroups) + ", got " +
@@ -210,15 +230,12 @@ void set_groups(Config& config, const std::vector<Group>& groups) {
     config.num_nodes =
         default_nodes(groups, config.block_size, config.num_blocks - config.null_block);
   config.full_group = static_cast<int>(of_tables);
-  for (std::ptrdiff_t i = 0; i < end; ++i) {
-    if (i == of_tables && !bare) continue;
-    Group group = groups[nth(i)];
-    group.end = config.block_size;
-    group.number = static_cast<int>(i);
-    group.has_events = !group.is_replayed();
-    // The nodes have no blocks of their own: those of the tables come first.
-    config.groups.insert(i == of_tables ? config.groups.begin() : config.groups.end(), group);
-  }
+  int parts = 0;
+  for (const Group& group : groups) parts += group.num_slices;
+  if (parts > kMaxParts)
+    bad_value("groups must have at most " + std::to_string(kMaxParts) +
+              " blocks in block_size tokens, got " + std::to_string(parts));
+  set_slices(config, groups, bare);
 }
 
 }  // namespace blockmgr

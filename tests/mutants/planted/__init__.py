@@ -73,10 +73,10 @@ GROUPS = register(
     "groups/keeping",
     "groups/calls",
     "groups/fixed_tables",
-    "groups/block_sizes",
     tests=OF_GROUPS,
     profile="groups",
 )
+GROUPS += register("groups/block_sizes", tests=OF_GROUPS, profile="sizes")
 GROUPS += register("groups/rings", tests=("tests/groups/test_rings.py",), profile="uncached")
 GROUPS += register("groups/replays", tests=("tests/groups/test_replays.py",), profile="uncached")
 GROUPS += register("groups/bare", tests=("tests/groups/test_bare.py",))
