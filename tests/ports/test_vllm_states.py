@@ -473,6 +473,19 @@ def test_a_state_that_was_loaded_is_found(vllm: None) -> None:
     assert scheduler.compute(served) == [16, 19]
 
 
+def test_a_state_that_its_own_step_loads_is_not_copied_before(vllm: None) -> None:
+    """The copies of a step run before a load for which the request does not wait."""
+    manager, served = make(FULL, STATE, num_blocks=99, min_partial_tokens=0), request("a", TOKENS)
+    manager.new_step_starts()
+    blocks = manager.empty_kv_cache_blocks
+    assert manager.allocate_slots(served, 3, 0, blocks, 0, 16) is not None
+    assert manager.take_kv_cache_block_copies()[0] == []
+    served.num_computed_tokens = 19
+    assert kept_in(manager) == {}
+    assert manager.get_computed_blocks(request("b", [*TOKENS[:18], 99]))[1] == 0
+    manager.manager.check_invariants()
+
+
 def test_a_load_that_failed_has_not_finished(vllm: None) -> None:
     scheduler = SimpleNamespace(
         finished_recving_kv_req_ids={"good", "bad"}, failed_recving_kv_req_ids={"bad"}

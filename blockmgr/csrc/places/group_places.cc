@@ -71,10 +71,17 @@ void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
 // Whether the boundary after so many tokens keeps this unit of its path, or one before it: where
 // the path ends, slices behind its end have none.
 bool GroupPlaces::any_keeps(std::int64_t length, std::int64_t unit) const {
-  const std::int64_t start = unit * nodes_.block_size;
   for (int g = 0; g < num_groups(); ++g)
-    if (group(g).is_attention() &&
-        keeps(group(g), length, unit - (start + group(g).begin >= length)))
+    if (group(g).is_attention() && keeps(group(g), length, unit)) return true;
+  const std::int64_t own = length - unit * nodes_.block_size;
+  return own < nodes_.block_size && keeps_before(length, unit, own);
+}
+
+// The same of the unit before, in slices that begin behind the end of the path: it has so many
+// tokens of this unit.
+bool GroupPlaces::keeps_before(std::int64_t length, std::int64_t unit, std::int64_t own) const {
+  for (int g = 0; g < num_groups(); ++g)
+    if (group(g).is_attention() && group(g).begin >= own && keeps(group(g), length, unit - 1))
       return true;
   return false;
 }

@@ -327,6 +327,8 @@ class GroupPlaces {
   NodeId& stored(int g, NodeId n) const { return parts_[nth(n) * nth(num_groups_) + nth(g)]; }
   std::int64_t& near(NodeId n) const { return near_[nth(n)]; }
   bool any_keeps(std::int64_t length, std::int64_t unit) const;
+  [[gnu::noinline]] bool keeps_before(std::int64_t length, std::int64_t unit,
+                                      std::int64_t own) const;
   std::int64_t computed_near(NodeId n) const;
   bool is_idle(NodeId part) const { return part >= 0 && nodes_.idle(part); }
   bool frees_something(NodeId n) const;

@@ -148,6 +148,10 @@ class Commits:
         held.next_commit = self._next_end(num_tokens)
         self._committed_late |= not self.in_step
 
+    def loads_in_step(self, held: Held, num_tokens: int) -> None:
+        """A connector will load these leading tokens between the step's copies and its forward."""
+        self.loaded(held, num_tokens)
+
     def truncated(self, held: Held, num_tokens: int) -> None:
         """After a request was cut to this many tokens."""
         held.num_committed = min(held.num_committed, num_tokens)

@@ -377,7 +377,7 @@ class KVCacheManager:
         self.commits.start(held)
         held.is_loading = hit.waits
         if hit.num_loaded > num_found and not hit.waits:
-            self.commits.loaded(held, hit.num_loaded)
+            self.commits.loads_in_step(held, hit.num_loaded)
         self._held[request.request_id] = held
         if self._carried is not None:  # requests have hints since vLLM 0.33
             self._carried.carry_out(getattr(request, "kv_hints", None), prompt.namespace, handle)

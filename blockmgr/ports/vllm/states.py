@@ -131,6 +131,17 @@ class StateCommits(Commits):
         super().loaded(held, num_tokens)
         held.next_commit = held.num_committed + 1
 
+    def loads_in_step(self, held: Held, num_tokens: int) -> None:
+        """The step's copies would read a state that is not loaded yet, so none is kept there.
+
+        The commit includes the first token of the forward, which moves the state.
+        """
+        num_tokens = min(num_tokens, held.num_known - 1)
+        self._commit(held, num_tokens + 1)
+        held.num_committed = num_tokens
+        held.next_commit = num_tokens + 1
+        self._committed_late |= not self.in_step
+
     def up_to(self, held: Held, num_computed: int) -> None:
         """Commits at the end of a block and at a stop, which may be inside a block.
 
