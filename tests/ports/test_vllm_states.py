@@ -486,6 +486,21 @@ def test_a_state_that_its_own_step_loads_is_not_copied_before(vllm: None) -> Non
     manager.manager.check_invariants()
 
 
+def test_a_state_is_kept_in_the_step_in_which_another_one_is_loaded(vllm: None) -> None:
+    """With slots for drafts, the commit of what ran before is closed before that of the load."""
+    scheduler, served = answered(10, min_partial_tokens=0)
+    manager = scheduler.manager
+    load(manager, request("b", list(range(80, 99))), 12)
+    for token in END[2:4]:
+        verify(scheduler, served, 2, [token])
+    manager.commits.finished_loads = lambda: {"b"}
+    kept = kept_in(manager)
+    assert {name: [stop for _, _, stop in some] for name, some in kept.items()} == {
+        "a": [12],
+        "b": [12],
+    }
+
+
 def test_a_load_that_failed_has_not_finished(vllm: None) -> None:
     scheduler = SimpleNamespace(
         finished_recving_kv_req_ids={"good", "bad"}, failed_recving_kv_req_ids={"bad"}

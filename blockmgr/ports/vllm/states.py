@@ -136,10 +136,8 @@ class StateCommits(Commits):
 
         The commit includes the first token of the forward, which moves the state.
         """
-        num_tokens = min(num_tokens, held.num_known - 1)
-        self._commit(held, num_tokens + 1)
-        held.num_committed = num_tokens
-        held.next_commit = num_tokens + 1
+        self._commit(held, min(num_tokens + 1, held.num_known))
+        held.next_commit = held.num_committed + 1
         self._committed_late |= not self.in_step
 
     def up_to(self, held: Held, num_computed: int) -> None:
@@ -183,7 +181,6 @@ class StateCommits(Commits):
     def start_step(self) -> None:
         """Caches the states of requests whose forwards ended at a stop or with a block."""
         stopped, self._stopped = self._stopped, []
-        loaded = self._loaded_since()
         # Requests that are preempted should continue from their states. Copies hold blocks until
         # they have run, so states are then cached at stops only.
         is_scarce = self._is_scarce()
@@ -194,10 +191,12 @@ class StateCommits(Commits):
             stopped = [held for held in live if self._commit_state(held, at_stops=True)]
             self._launched = {each.handle: each for each in live if each.slots and each.slots.steps}
         super().start_step()
+        is_closed = not self._committed_late
+        loaded = self._loaded_since()  # its copies would keep the step before from being closed
         for held in [*stopped, *([] if is_scarce else loaded)]:
             if self._is_live(held):
                 self._commit(held, held.num_committed)  # the forward has ended there
-                if not is_scarce:
+                if is_closed and not is_scarce:
                     self._manager.cache_state(held.handle)  # at no stop either, as vLLM does
                 if held.num_committed % self._block_size == 0:
                     self._kept.append((held, held.num_committed))
