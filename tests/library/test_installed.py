@@ -140,7 +140,7 @@ def test_options_have_the_defaults_of_the_python_package(library: ctypes.CDLL) -
     assert config.prompt_end_stop is None
     assert told.pop("digest_size") == 16
     of_c = {"struct_size", "num_blocks", "block_size", "reserved", "digest", "digest_context"}
-    of_c |= {"quotas", "num_quotas", "groups", "num_groups"}
+    of_c |= {"quotas", "num_quotas", "groups", "num_groups", "group_block_sizes"}
     for name in told.keys() - of_c:
         assert told[name] == (getattr(config, name) or 0), name
     known = {row.name for row in dataclasses.fields(ManagerConfig)}
