@@ -33,7 +33,7 @@ from blockmgr.events import Encoder
 from blockmgr.events.codec import decode_hashes
 from blockmgr.index import WorkerIndex
 
-SEEDS = 40
+SEEDS = 16
 Extras = Mapping[int, bytes]
 GROUPS = (blockmgr.FullAttention(), blockmgr.SlidingWindow(5))
 

@@ -10,7 +10,7 @@ from blockmgr import BlockManager
 from tests.groups.random_runs import WITH_DRAFTS, WITH_FULL, Layout, layout_of, play
 from tests.stress.lockstep import DivergenceError
 
-SEEDS = 12
+SEEDS = 5
 SEVERAL = [*(layout for layout in WITH_FULL if len(layout) > 1), *WITH_DRAFTS]
 SEVERAL += [("window 5",), ("window 9", "state"), ("window 4", "window 9")]
 SEVERAL += [("chunk 8",), ("chunk 4", "window 9"), ("chunk 8", "chunk 5"), ("chunk 5", "state")]
