@@ -114,6 +114,8 @@ def serve(
         made = WorkerIndex(**limits)
     except ValueError as error:
         raise WrongCommand(str(error)) from error
+    if not host:  # it would be every address of the machine
+        raise WrongCommand("--host must be an address or a name, got ''")
     try:
         listener = socket.create_server((host, port))
     except OSError as error:

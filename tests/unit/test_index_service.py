@@ -323,6 +323,7 @@ def test_the_command_ends_although_a_client_never_sends_the_rest() -> None:
         ("--worker w=", "NAME=ENDPOINT"),
         ("--worker w=tcp://x:1 --worker w=tcp://x:2", "workers must differ, got 'w' twice"),
         ("--load-weight nan", "load_weight must be finite, got nan"),
+        ("--host=", "--host must be an address or a name, got ''"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(options: str, message: str) -> None:
