@@ -41,12 +41,5 @@ void replace(Entries&& entries, int other, int item) noexcept {
   join(entries, entries[other].prev, item);
   join(entries, item, entries[other].next);
 }
-// Moves all items of a ring that is not empty to the front of another.
-template <class Entries>
-void move_to_front(Entries&& entries, int from, int to) noexcept {
-  join(entries, entries[from].prev, entries[to].next);
-  join(entries, to, entries[from].next);
-  clear(entries, from);
-}
 
 }  // namespace blockmgr::ring
