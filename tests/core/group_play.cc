@@ -38,6 +38,17 @@ GroupPlay::GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* tr
       device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {
   for (std::size_t g = 0; g < setup_.groups.size(); ++g)
     shown_.push_back(caller_.table(static_cast<int>(g), further_of(g)));
+  if (setup_.core.max_sessions) make_sessions();
+}
+
+// The first session of each share makes a table, which stays: not within a call on trial.
+void GroupPlay::make_sessions() {
+  const Token token = 0;
+  for (int name = 0; name < kNumNames; ++name) {
+    Prompt first{&token, 1, World::text_of(name), {}, 0};
+    first.session = "a";
+    core_.free(core_.admit(first));
+  }
 }
 
 // Widths close to the size of a unit, as those of released models are close to that of a page.

@@ -143,6 +143,7 @@ class GroupPlay {
   static void draw_uncached(Bytes& bytes, Setup& setup);
   static void draw_slots(Bytes& bytes, Setup& setup);
   static void draw_sizes(Bytes& bytes, Setup& setup);
+  void make_sessions();
   static void draw_beside(Bytes& bytes, Setup& setup);
   static void draw_bare(Bytes& bytes, Setup& setup);
   Outcome call(Op op, const std::function<void()>& run);
