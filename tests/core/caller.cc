@@ -38,6 +38,7 @@ int digest_for_c(void* digester, const std::uint8_t* message, std::size_t length
   blockmgr_last_shortage(&needed, &available, &reserved);
   switch (status) {
     case BLOCKMGR_OUT_OF_BLOCKS:
+    case BLOCKMGR_OUT_OF_NODES:
       throw OutOfBlocks(needed, available, reserved);
     case BLOCKMGR_OUT_OF_SEQUENCES:
       throw OutOfSequences(needed, available);
@@ -112,6 +113,7 @@ struct OptionsForC : blockmgr_options {
   OptionsForC(const Config& config, TestDigester* digester, const std::vector<Group>& all) {
     expect_ok(blockmgr_options_init(this, sizeof(blockmgr_options)));
     num_blocks = config.num_blocks;
+    num_nodes = config.num_nodes;
     block_size = config.block_size;
     max_seqs = config.max_seqs;
     max_blocks_per_seq = config.row_width;

@@ -48,7 +48,7 @@ GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   for (const Group& group : rules.groups) blocks += 2 * group.num_slices + group.extra_blocks;
   config.null_block = true;
   config.block_size = kUnit;
-  set_slices(setup);
+  set_groups(config, setup.groups);
   config.num_blocks = 1 + (rules.num_blocks ? rules.num_blocks : blocks);
   config.row_width = kMostUnits;
   config.max_seqs = kMostSequences;
@@ -85,7 +85,7 @@ GroupPlay::SeqPtr GroupBoard::at(std::size_t i, bool preempted) const {
 
 void GroupBoard::admit(const std::vector<Token>& text, std::int64_t slots,
                        std::int64_t num_loaded) {
-  GroupPlay::admit(text, 0, 0, slots, num_loaded);
+  GroupPlay::admit(text, 0, 0, slots, num_loaded, {});
 }
 
 void GroupBoard::land(std::size_t i, bool promises) {

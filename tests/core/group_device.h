@@ -31,9 +31,10 @@ struct GroupWork {
   // Uncached windows and rings have nothing before `since`; other groups write from `hit` on.
   std::int64_t since = 0;
   std::int64_t hit = 0;
-  // The slots in which its states are, and in which the forward leaves them.
+  // The slot in which its states are, and those in which the forward leaves them: after each of its
+  // last tokens, as many as these.
   std::size_t from = 0;
-  std::size_t to = 0;
+  std::vector<std::size_t> to = {0};
 
   std::int64_t start_of(const Group& group) const {
     return group.is_cached() ? std::max(start, hit) : start;
@@ -92,7 +93,7 @@ class GroupDevice {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (groups_[g].recurrent())
         for (std::int64_t word = 0; word < size_; ++word)
-          cells_[at(one.tables[g][one.to], word)] =
+          cells_[at(one.tables[g][one.to.back()], word)] =
               state_of(g, one.prefixes[static_cast<std::size_t>(one.stop - 1)], word);
       if (!groups_[g].is_attention()) continue;
       for (std::int64_t i = one.start; i < one.stop; ++i)
@@ -157,15 +158,19 @@ class GroupDevice {
   }
   void advance(std::size_t g, const GroupWork& one) {
     const std::int32_t source = one.tables[g][one.from];
-    const std::int32_t block = one.tables[g][one.to];
-    if (!source || !block) fail(g, one, one.start);
+    if (!source) fail(g, one, one.start);
     const auto state = [&](std::int64_t tokens, std::int64_t word) {
       return state_of(g, one.prefixes[static_cast<std::size_t>(tokens - 1)], word);
     };
     num_reads_ += size_;
-    for (std::int64_t word = 0; word < size_; ++word) {
-      if (one.start && cells_[at(source, word)] != state(one.start, word)) fail(g, one, one.start);
-      cells_[at(block, word)] = state(one.stop, word);
+    for (std::int64_t word = 0; one.start && word < size_; ++word)
+      if (cells_[at(source, word)] != state(one.start, word)) fail(g, one, one.start);
+    std::int64_t end = one.stop - static_cast<std::int64_t>(one.to.size());
+    for (const std::size_t slot : one.to) {
+      const std::int32_t block = one.tables[g][slot];
+      if (!block) fail(g, one, one.start);
+      ++end;
+      for (std::int64_t word = 0; word < size_; ++word) cells_[at(block, word)] = state(end, word);
     }
   }
   [[noreturn]] void fail(std::size_t g, const GroupWork& one, std::int64_t position) const {

@@ -40,6 +40,8 @@ void GroupPlay::handle_blocks(const SeqPtr& seq) {
     holds_.erase(holds_.begin() + static_cast<std::ptrdiff_t>(at));
   } else if (known) {
     forget_block(block);
+  } else if (what == 7) {
+    done(kReset, [&] { caller_.reset_prefix_cache(false); });
   }
   digester_->fails_in = fails_in;
 }
@@ -83,7 +85,9 @@ void GroupPlay::say(const SeqPtr& seq) {
   const Prompt prompt = some_prompt(seq);
   const int fails_in = std::exchange(digester_->fails_in, 0);
   const int what = bytes_.below(8);
-  if (what < 3) {
+  if (setup_.core.max_sessions && bytes_.one_in(3)) {
+    tell_of_session(seq);
+  } else if (what < 3) {
     retain(seq);
   } else if (what < 5) {
     retain_prefix(prompt);
@@ -98,6 +102,18 @@ void GroupPlay::say(const SeqPtr& seq) {
     done(kSetTime, [&] { caller_.set_time(now); });
   }
   digester_->fails_in = fails_in;
+}
+
+void GroupPlay::tell_of_session(const SeqPtr& seq) {
+  const std::string session = some_session();
+  const std::string_view name = World::text_of(seq->name);
+  const auto signal = static_cast<Sessions::Signal>(bytes_.below(3));
+  const double seconds = bytes_.one_in(2) ? kForever : bytes_.between(1, 3);
+  if (bytes_.one_in(2)) {
+    done(kSignal, [&] { core_.signal(name, session, signal, seconds); });
+  } else {
+    done(kEndSession, [&] { core_.end_session(name, session); });
+  }
 }
 
 // The end of a retained range becomes a boundary, if a forward stops there or has passed it.

@@ -55,13 +55,12 @@ void GroupPlay::check_mirror() {
 
 // Whether a full node has all blocks of a group that the query right behind it reads.
 bool GroupPlay::is_whole(std::size_t at, NodeId n) const {
-  const int further = further_of(at);
+  const int slices = slices_of(at);
   const GroupPlaces& groups = *core_.groups();
   const std::int64_t size = setup_.core.block_size;
   const std::int64_t end = groups.length(n);
   const std::int64_t read = setup_.groups[at].first_read(end) - (end - size);
-  for (int slice = further; further >= 0 && slice < further + setup_.groups[at].num_slices;
-       ++slice) {
+  for (int slice = slices; slices >= 0 && slice < slices + setup_.groups[at].num_slices; ++slice) {
     if (groups.group(slice).end <= std::min(read, size - 1)) continue;
     const NodeId place = groups.cached(slice, n);
     if (place < 0 || groups.is_being_kept(place)) return false;
@@ -98,7 +97,7 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
                  " can be found and has wrong K/V at word " + std::to_string(word));
   };
   const int full = setup_.core.full_group;
-  check(full, n, 0, device_.size_of(static_cast<std::size_t>(full)));
+  if (!core_.pool().is_bare()) check(full, n, 0, device_.size_of(static_cast<std::size_t>(full)));
   for (int g = 0; g < groups.num_groups(); ++g) {
     const Group& group = groups.group(g);
     if (group.is_cached()) check(group.number, groups.cached(g, n), group.begin, group.end);
@@ -155,14 +154,18 @@ void GroupPlay::check_ring(const Seq& seq, std::size_t at, std::int64_t length) 
            "position " + std::to_string(i) + " is not in a ring");
 }
 
-// The core's number for the first slice of a group of the engine; -1: the group of the block
-// tables.
+// The core's number for the first slice of a group of the engine; -1: the nodes' own blocks.
+int GroupPlay::slices_of(std::size_t group) const {
+  const auto number = static_cast<int>(group);
+  if (number == setup_.core.full_group && !core_.pool().is_bare()) return -1;
+  const auto of_group = [&](const Group& slice) { return slice.number == number; };
+  const std::vector<Group>& all = setup_.core.groups;
+  return static_cast<int>(std::find_if(all.begin(), all.end(), of_group) - all.begin());
+}
+
+// The same; -1: the group of the block tables.
 int GroupPlay::further_of(std::size_t group) const {
-  const auto full = static_cast<std::size_t>(setup_.core.full_group);
-  int further = group == full ? -1 : 0;
-  for (std::size_t g = 0; g < group && group != full; ++g)
-    if (g != full) further += setup_.groups[g].num_slices;
-  return further;
+  return static_cast<int>(group) == setup_.core.full_group ? -1 : slices_of(group);
 }
 
 // The block that holds a token of a node now, if a copy into its block is pending. The source of a

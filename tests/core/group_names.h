@@ -147,7 +147,7 @@ class GroupNames {
       put(work.start);
       put(work.stop);
       put(static_cast<std::int64_t>(work.from));
-      put(static_cast<std::int64_t>(work.to));
+      for (const std::size_t slot : work.to) put(static_cast<std::int64_t>(slot));
       for (const auto& table : work.tables)
         for (const std::int32_t b : table) put_block_name(b);
     }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "play.h"
+#include "sequences/arguments.h"
 
 namespace blockmgr::testing {
 
@@ -37,6 +38,17 @@ GroupPlay::GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* tr
       device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {
   for (std::size_t g = 0; g < setup_.groups.size(); ++g)
     shown_.push_back(caller_.table(static_cast<int>(g), further_of(g)));
+  if (setup_.core.max_sessions) make_sessions();
+}
+
+// The first session of each share makes a table, which stays: not within a call on trial.
+void GroupPlay::make_sessions() {
+  const Token token = 0;
+  for (int name = 0; name < kNumNames; ++name) {
+    Prompt first{&token, 1, World::text_of(name), {}, 0};
+    first.session = "a";
+    core_.free(core_.admit(first));
+  }
 }
 
 // Widths close to the size of a unit, as those of released models are close to that of a page.
@@ -48,8 +60,7 @@ void GroupPlay::draw_groups(Bytes& bytes, Setup& setup) {
     const bool wide = kind == Group::kWindow || kind == Group::kChunk;
     setup.groups.push_back({kind, wide ? kWidths[bytes.below(9)] : 0});
   }
-  setup.core.full_group = bytes.between(0, count);
-  setup.groups.insert(setup.groups.begin() + setup.core.full_group, Group{});
+  setup.groups.insert(setup.groups.begin() + bytes.between(0, count), Group{});
 }
 
 // Windows become such as are computed again, at least one of them, and states rings.
@@ -106,25 +117,41 @@ void GroupPlay::draw_sizes(Bytes& bytes, Setup& setup) {
   }
 }
 
-// What the core has of the groups: their slices, those of full attention last and without the
-// first, which is that of the nodes.
-void GroupPlay::set_slices(Setup& setup) {
-  Config& config = setup.core;
-  config.groups.clear();
-  for (const bool of_tables : {false, true})
-    for (int i = 0; i < static_cast<int>(setup.groups.size()); ++i) {
-      if ((i == config.full_group) != of_tables) continue;
-      Group slice = setup.groups[static_cast<std::size_t>(i)];
-      const int size = config.block_size / slice.num_slices;
-      slice.number = i;
-      slice.has_events = !of_tables && !slice.is_replayed();
-      for (slice.slice = of_tables; slice.slice < slice.num_slices; ++slice.slice) {
-        slice.begin = slice.slice * size;
-        slice.end = slice.begin + size;
-        config.groups.push_back(slice);
-      }
-      if (of_tables) config.full_block_size = size;
+// What any run may have beside its own.
+void GroupPlay::draw_beside(Bytes& bytes, Setup& setup) {
+  const bool replays = setup.features & kUncached;
+  const auto is_state = [](const Group& group) { return group.recurrent(); };
+  std::vector<Group>& groups = setup.groups;
+  if (!replays && bytes.one_in(4)) draw_bare(bytes, setup);
+  if (!replays && bytes.one_in(4)) setup.features |= kLoads;
+  if (std::any_of(groups.begin(), groups.end(), is_state)) {
+    if (!(setup.features & kSlots) && bytes.one_in(4)) {
+      setup.features |= kSlots;
+      draw_slots(bytes, setup);
     }
+    setup.habits.rejects = setup.features & kSlots && bytes.one_in(2);
+  }
+  if (replays || !bytes.one_in(4)) return;
+  setup.features |= kRings;
+  Group ring{Group::kRing};
+  ring.restart = bytes.between(1, 6);
+  ring.width = ring.restart + setup.habits.drafts + bytes.below(5);
+  for (const Group& group : groups)
+    if (setup.habits.rejects && is_state(group)) ring.width += group.extra_blocks;
+  groups.push_back(ring);
+  setup.core.num_blocks += 4;
+}
+
+// Sometimes nodes are what is short.
+void GroupPlay::draw_bare(Bytes& bytes, Setup& setup) {
+  Config& config = setup.core;
+  setup.features |= kBare;
+  std::erase_if(setup.groups, [](const Group& group) { return group.kind == Group::kFull; });
+  if (setup.groups.empty()) setup.groups.push_back({Group::kWindow, 3});
+  config.num_nodes = bytes.one_in(3) ? bytes.between(8, 16) : 3 * config.num_blocks;
+  config.quotas.clear();
+  config.retention = false;
+  config.max_pinned_blocks = config.event_blocks = 0;
 }
 
 GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, unsigned features) {
@@ -181,15 +208,13 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, unsigned features
   if (setup.features & kUncached) draw_uncached(bytes, setup);
   if (setup.features & kSlots) draw_slots(bytes, setup);
   if (setup.features & kSizes) draw_sizes(bytes, setup);
-  if (through_c) {
-    // Only the core itself takes an option that means nothing, or another group than the first with
-    // full attention for its tables.
-    if (!(states && config.min_partial_tokens)) config.prompt_end_stop = -1;
-    const auto first = std::find_if(setup.groups.begin(), setup.groups.end(),
-                                    [](const Group& group) { return group.kind == Group::kFull; });
-    config.full_group = static_cast<int>(first - setup.groups.begin());
-  }
-  set_slices(setup);
+  draw_beside(bytes, setup);
+  // The C interface has none.
+  if (config.retention && !through_c && bytes.one_in(2)) config.max_sessions = 3;
+  const bool has_states = std::any_of(setup.groups.begin(), setup.groups.end(),
+                                      [](const Group& group) { return group.recurrent(); });
+  if (!(has_states && config.min_partial_tokens)) config.prompt_end_stop = -1;
+  set_groups(config, setup.groups);
   return setup;
 }
 
@@ -208,8 +233,12 @@ std::string GroupPlay::config() const {
          std::to_string(c.block_size) + ", " + c.eviction + ", partial " +
          std::to_string(c.min_partial_tokens) + (c.early_commit ? ", early commits" : "") +
          (c.steps_in_flight ? ", steps in flight" : "") + (c.quotas.empty() ? "" : ", a quota") +
+         (setup_.features & kBare ? ", " + std::to_string(c.num_nodes) + " nodes" : "") +
+         (setup_.features & kLoads ? ", loads" : "") +
+         (setup_.habits.rejects ? ", rejected drafts" : "") +
          (setup_.habits.drafts ? ", drafts" : "") + (c.stop_margin ? ", a margin" : "") +
-         (c.retention ? ", retention" : "") + (c.remap ? "" : ", append-only");
+         (c.retention ? ", retention" : "") + (c.max_sessions ? ", sessions" : "") +
+         (c.remap ? "" : ", append-only");
 }
 
 void GroupPlay::fail(const std::string& otherwise) const {
@@ -247,7 +276,10 @@ Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   const std::string before = snapshot ? core_.fingerprint() : std::string();
   const auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
   const Outcome outcome = trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
-  if (op != kFree && op != kPreempt && op != kForget && op != kShrink) check_order(waiting);
+  // A session's next prompt lets go of what only its last one used.
+  const bool lets_go = setup_.core.max_sessions && (op == kAdmit || op == kEndSession);
+  if (op != kFree && op != kPreempt && op != kForget && op != kShrink && !lets_go)
+    check_order(waiting);
   EXPECT(core_.findings().empty(), core_.findings().front());
   if (snapshot && (outcome != kDone || op == kMatch || op == kCanAdmit))
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
@@ -430,7 +462,10 @@ void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int6
   for (const Group& group : setup_.groups) num_slices += group.num_slices;
   const std::int64_t length = std::max(slots, static_cast<std::int64_t>(like.tokens.size()));
   const std::int64_t most = num_slices * (length / size + 2);
-  if (core_.quota(World::text_of(like.name)).available() - config.watermark_blocks < most) return;
+  const Pool& pool = core_.pool();
+  const int own = core_.quota(World::text_of(like.name)).available();
+  if ((pool.is_bare() ? pool.available() : own) - config.watermark_blocks < most) return;
+  if (pool.is_bare() && own < length / size + 2) return;
   const std::int64_t served = size * served_by_scan(like.tokens, like.name, like.extras);
   const std::int64_t hit = match.num_cached + match.num_replayed;
   EXPECT(hit >= served, "a boundary that all groups serve is not found");
@@ -442,11 +477,23 @@ void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
   const auto length = static_cast<int>(text.size());
   const int slots = bytes_.one_in(3) ? bytes_.between(1, length) : 0;
   const bool loads = setup_.features & kLoads && bytes_.below(3);
-  admit(text, name, extras, slots, loads ? bytes_.between(0, slots ? slots : length) : 0);
+  const int num_loaded = loads ? bytes_.between(0, slots ? slots : length) : 0;
+  Asked more;
+  const int what = bytes_.below(24);
+  if (0 < what && what < 5) {
+    more.terms = static_cast<Terms>(what);
+    more.number = bytes_.below(length);
+  }
+  if (setup_.core.max_sessions && !bytes_.one_in(4)) more.session = some_session();
+  admit(text, name, extras, slots, num_loaded, more);
+}
+
+std::string GroupPlay::some_session() {
+  return std::string(1, static_cast<char>('a' + bytes_.below(5)));
 }
 
 void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots,
-                      std::int64_t num_loaded) {
+                      std::int64_t num_loaded, const Asked& more) {
   const auto length = static_cast<std::int64_t>(text.size());
   auto seq = std::make_shared<Seq>();
   seq->name = name;
@@ -454,14 +501,21 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
   extend(*seq, text);
   Prompt asked{seq->tokens.data(), length, World::text_of(name), kExtraKeys[extras], slots};
   asked.num_loaded = num_loaded;
+  asked.session = more.session;
+  if (more.terms == Terms::kFewCached) asked.most_cached = more.number;
+  if (more.terms == Terms::kWatermark) asked.watermark_blocks = more.number % 4;
   MatchResult match;
   Admission promise = Admission::kNever;
   const int fails_in = std::exchange(digester_->fails_in, 0);
-  if (!done(kMatch, [&] { match = caller_.match(asked); }) ||
-      !done(kCanAdmit, [&] { promise = caller_.can_admit(asked); }))
-    fail("a look-up was refused");
+  if (!done(kMatch, [&] { match = caller_.match(asked); })) fail("a look-up was refused");
+  EXPECT(match.num_cached <= asked.most_cached, "match finds more than it may");
+  if (more.terms == Terms::kMatch) asked.most_cached = asked.due_cached = match.num_cached;
+  asked.read_cache = more.terms != Terms::kUnread;
+  if (!asked.read_cache) match = MatchResult();
+  if (!done(kCanAdmit, [&] { promise = caller_.can_admit(asked); })) fail("a look-up was refused");
   digester_->fails_in = fails_in;
-  if (promise != Admission::kNever) check_match(*seq, match, slots ? slots : length, num_loaded);
+  if (promise != Admission::kNever && more.terms == Terms::kNone)
+    check_match(*seq, match, slots ? slots : length, num_loaded);
   const Outcome outcome = call(kAdmit, [&] { seq->handle = caller_.admit(asked); });
   const bool refused = outcome == kOutOfBlocks || outcome == kOutOfSequences;
   EXPECT(outcome == kDigestFailed || (promise == Admission::kNow) == (outcome == kDone),
@@ -598,7 +652,7 @@ void GroupPlay::preempt(const SeqPtr& seq) {
 // Any number of blocks, but those of quotas.
 void GroupPlay::resize() {
   const auto limit = static_cast<int>(core_.pool().limit());
-  const int least = core_.pool().partition(0).first;
+  const int least = core_.pool().partition(core_.pool().home(0)).first;
   if (bytes_.one_in(2)) return shrink(bytes_.between(least, limit));
   const int most = setup_.core.num_blocks;
   grow(bytes_.one_in(2) ? most : bytes_.between(limit, most));
@@ -644,6 +698,41 @@ bool GroupPlay::resume(const SeqPtr& seq) {
   seq->settled_before = computed(*seq);
   remember(*seq);
   return true;
+}
+
+// Some of those that were preempted, in any order.
+bool GroupPlay::resume_together(const SeqPtr& seq) {
+  static constexpr int kSlots[] = {0, 0, 1, 9};
+  std::vector<SeqPtr> chosen;
+  std::vector<Handle> handles;
+  for (const SeqPtr& other : seqs_)
+    if (other->preempted && (other == seq || !bytes_.one_in(4))) chosen.push_back(other);
+  if (bytes_.one_in(2)) std::reverse(chosen.begin(), chosen.end());
+  for (const SeqPtr& one : chosen) handles.push_back(one->handle);
+  const int slots = kSlots[bytes_.below(4)];
+  const bool reads = !bytes_.one_in(8);
+  const auto count = static_cast<std::int64_t>(handles.size());
+  if (!done(kResumeTogether, [&] { caller_.resume_together(handles.data(), count, slots, reads); }))
+    return false;
+  for (const SeqPtr& one : chosen) {
+    const auto length = static_cast<std::int64_t>(one->tokens.size());
+    one->preempted = false;
+    one->settled_before = computed(*one);
+    remember(*one);
+    EXPECT(computed(*one) < length, "no token is left to compute");
+    EXPECT(num_slots(*one) >= (slots ? slots : length), "too few slots");
+    EXPECT(reads || !computed(*one), "the cache was read");
+  }
+  return true;
+}
+
+// Preempts those that begin as the sequence does, as forks of it do, and resumes them together.
+bool GroupPlay::regroup(const SeqPtr& seq) {
+  for (const SeqPtr& other : seqs_)
+    if (!other->preempted && other->name == seq->name && other->tokens[0] == seq->tokens[0] &&
+        !is_ahead(*other))
+      preempt(other);
+  return !seq->preempted || resume_together(seq);
 }
 
 // Nothing is evicted for a state that is at no stop, and only free blocks are taken.
@@ -709,9 +798,9 @@ bool GroupPlay::plan_once(Planned move, const SeqPtr& seq) {
       return true;
     case kPlanPreempt:
       if (!is_ahead(*seq)) preempt(seq);
-      return true;
+      return core_.groups()->replay() || !bytes_.one_in(3) || regroup(seq);
     case kPlanResume:
-      return resume(seq);
+      return core_.groups()->replay() || bytes_.one_in(2) ? resume(seq) : resume_together(seq);
     case kPlanTurn: {  // the next turn of a conversation follows immediately
       std::vector<Token> next = seq->tokens;
       for (const Token token : tokens(3)) next.push_back(token);

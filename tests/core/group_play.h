@@ -31,6 +31,9 @@ class GroupPlay {
     kUncached = 4,  // windows that are computed again before a hit, and rings
     kSlots = 8,     // states that a forward leaves in another slot of their sequence
     kSizes = 16,    // groups whose blocks are smaller than nodes, and maybe one of the others
+    // Any run may also have some of these.
+    kBare = 32,   // no group has full attention
+    kRings = 64,  // rings beside windows and states that are found
   };
   // Draws a configuration, groups and habits from the stream.
   explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr,
@@ -75,6 +78,7 @@ class GroupPlay {
     int drafts;        // most tokens that it truncates after a commit
     bool late;         // reports copies as applied and the step as complete only after the commits
     bool plans_ahead;  // keeps planning while a step is closed and not launched
+    bool rejects;      // leaves states after several tokens, the last of which may be rejected
   };
   struct Setup {
     Config core;
@@ -107,7 +111,7 @@ class GroupPlay {
   struct Part {
     Handle handle;
     std::int64_t stop;
-    std::size_t slot;  // in which it leaves the states
+    std::vector<std::size_t> slots;  // in which it leaves the states after its last tokens
   };
   using Step = std::vector<Part>;
   // A closed plan, and the work of its forward.
@@ -139,7 +143,9 @@ class GroupPlay {
   static void draw_uncached(Bytes& bytes, Setup& setup);
   static void draw_slots(Bytes& bytes, Setup& setup);
   static void draw_sizes(Bytes& bytes, Setup& setup);
-  static void set_slices(Setup& setup);
+  void make_sessions();
+  static void draw_beside(Bytes& bytes, Setup& setup);
+  static void draw_bare(Bytes& bytes, Setup& setup);
   Outcome call(Op op, const std::function<void()>& run);
   Outcome outcome_of(const std::function<void()>& run) const;
   void put_on_trial(Op op, const std::function<void()>& run);
@@ -152,8 +158,15 @@ class GroupPlay {
   void plan(Planned move, SeqPtr seq = nullptr);
   bool plan_once(Planned move, const SeqPtr& seq);
   void admit(std::vector<Token> text, int name, int extras);
+  // What a prompt asks for itself.
+  enum class Terms { kNone, kUnread, kFewCached, kWatermark, kMatch };
+  struct Asked {
+    Terms terms = Terms::kNone;
+    std::int64_t number = 0;
+    std::string session;
+  };
   void admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots,
-             std::int64_t num_loaded);
+             std::int64_t num_loaded, const Asked& more);
   void free(const SeqPtr& seq);
   void leave(const SeqPtr& seq);  // whether or not it is ahead
   void truncate(const SeqPtr& seq, std::int64_t length);
@@ -170,12 +183,15 @@ class GroupPlay {
   void shrink(std::int64_t num_blocks);
   void grow(std::int64_t num_blocks);
   bool resume(const SeqPtr& seq);
+  bool resume_together(const SeqPtr& seq);
+  bool regroup(const SeqPtr& seq);
   void cache_state(const SeqPtr& seq);
   void extend(Seq& seq, const std::vector<Token>& tokens);
   void note_growth(Seq& seq);
   std::vector<Token> text();
   std::vector<Token> tokens(int count);
   void keep_text(const std::vector<Token>& text);
+  std::string some_session();
   SeqPtr some(bool preempted);
   SeqPtr find(Handle handle) const;
   void check_match(const Seq& like, const MatchResult& match, std::int64_t slots,
@@ -185,6 +201,7 @@ class GroupPlay {
   // Retention calls: group_levels.cc.
   void say(const SeqPtr& seq);
   Prompt some_prompt(const SeqPtr& seq);
+  void tell_of_session(const SeqPtr& seq);
   void handle_blocks(const SeqPtr& seq);
   void forget_block(std::int64_t block);
   void release_holds();
@@ -206,7 +223,7 @@ class GroupPlay {
   void apply(const Closed& closed);
   void promise();
   void complete();
-  void commit(const Step& step);
+  void commit(const Step& launched);
   void commit(Handle handle, std::int64_t computed);
   std::vector<Handle> decode(const Step& step);
   std::vector<Handle> decode(const std::vector<Handle>& batch, const std::vector<Token>& fresh);
@@ -215,7 +232,9 @@ class GroupPlay {
   std::int64_t launched(const Seq& seq) const;
   const Part* last_launched(const Seq& seq) const;
   std::size_t slot_of(const Seq& seq) const;
-  std::size_t next_slot(std::size_t slot);
+  std::vector<std::size_t> next_slots(std::size_t slot, std::int64_t num_tokens);
+  Step verified(const Step& step);
+  bool is_due_later(Handle handle) const;
   void place(const Step& step);
   void forget(const Seq& seq);
 
@@ -244,6 +263,7 @@ class GroupPlay {
   void check_findable(NodeId n, Prefix before, std::int64_t unit);
   void check_computed(const Seq& seq) const;
   void check_ring(const Seq& seq, std::size_t at, std::int64_t length) const;
+  int slices_of(std::size_t group) const;
   int further_of(std::size_t group) const;
   bool is_whole(std::size_t at, NodeId n) const;
   std::int32_t source_of(std::int32_t block, std::int64_t token) const;

@@ -22,22 +22,52 @@ std::int64_t GroupPlay::launched(const Seq& seq) const {
 // The slot in which its states are then.
 std::size_t GroupPlay::slot_of(const Seq& seq) const {
   const Part* part = last_launched(seq);
-  return part ? part->slot : static_cast<std::size_t>(core_.view_groups(seq.handle).slot);
+  return part ? part->slots.back() : static_cast<std::size_t>(core_.view_groups(seq.handle).slot);
 }
 
-std::size_t GroupPlay::next_slot(std::size_t slot) {
+// Where the next forward, over so many tokens, leaves the states: a few that may be rejected, after
+// each of them.
+std::vector<std::size_t> GroupPlay::next_slots(std::size_t slot, std::int64_t num_tokens) {
   int extra = 0;
   for (const Group& group : setup_.groups) extra = std::max(extra, group.extra_blocks);
   // With early commits, a forward is committed before anyone knows where it leaves the states.
-  if (!extra || setup_.core.early_commit) return slot;
-  return (slot + 1 + static_cast<std::size_t>(bytes_.below(1 + extra))) %
-         static_cast<std::size_t>(1 + extra);
+  if (!extra || setup_.core.early_commit) return {slot};
+  const auto count = static_cast<std::size_t>(1 + extra);
+  const std::size_t last = (slot + 1 + static_cast<std::size_t>(bytes_.below(1 + extra))) % count;
+  std::vector<std::size_t> slots = {last};
+  if (!setup_.habits.rejects || num_tokens > extra + 1 || bytes_.one_in(4)) return slots;
+  while (static_cast<std::int64_t>(slots.size()) < num_tokens)
+    slots.insert(slots.begin(), (last + slots.size()) % count);
+  return slots;
+}
+
+// Which of its drafts are right is known once a forward has run; one that was launched behind it
+// has read them all.
+GroupPlay::Step GroupPlay::verified(const Step& step) {
+  Step verified = step;
+  for (Part& part : verified) {
+    if (part.slots.size() < 2 || is_due_later(part.handle)) continue;
+    const int rejected = bytes_.below(static_cast<int>(part.slots.size()));
+    part.stop -= rejected;
+    part.slots.resize(part.slots.size() - static_cast<std::size_t>(rejected));
+  }
+  return verified;
+}
+
+// Whether a step that is not committed computes the sequence.
+bool GroupPlay::is_due_later(Handle handle) const {
+  const auto has_it = [&](const Step& step) {
+    return std::any_of(step.begin(), step.end(),
+                       [&](const Part& part) { return part.handle == handle; });
+  };
+  return std::any_of(uncommitted_.begin(), uncommitted_.end(), has_it);
 }
 
 // Says where forwards have left states, before their commit.
 void GroupPlay::place(const Step& step) {
   for (const Part& part : step)
-    if (find(part.handle)) caller_.place_state(part.handle, static_cast<std::int64_t>(part.slot));
+    if (find(part.handle))
+      caller_.place_state(part.handle, static_cast<std::int64_t>(part.slots.back()));
 }
 
 // Drops the launched, uncommitted work of this sequence.
@@ -69,24 +99,25 @@ void GroupPlay::check_tables(const Seq& seq) const {
   EXPECT(view(seq).loads == (seq.loads > 0), "a load is not what its admission asked for");
   EXPECT(computed(seq) == seq.computed, "num_computed changed without a call on the sequence");
   const std::vector<std::int32_t> own = core_.block_ids(seq.handle, 0);
-  EXPECT(std::equal(own.begin(), own.end(),
-                    all[static_cast<std::size_t>(setup_.core.full_group)].begin()),
+  const auto of_tables = static_cast<std::size_t>(setup_.core.full_group);
+  EXPECT(!has_table(setup_.groups[of_tables]) ||
+             (own.size() <= all[of_tables].size() &&
+              std::equal(own.begin(), own.end(), all[of_tables].begin())),
          "a shown table differs from the sequence's");
   // A copy, so only where something is computed again.
   const GroupRow row = core_.groups()->replay() ? core_.view_groups(seq.handle) : GroupRow();
   for (std::size_t g = 0; g < all.size(); ++g) {
     if (!has_table(setup_.groups[g])) continue;
-    const int further = further_of(g);
+    const int slices = slices_of(g);
     const std::int64_t size = device_.size_of(g);
     const std::int64_t end = num_slots(seq);
-    std::int64_t first = further < 0 ? 0 : end;
-    for (int slice = further; further >= 0 && slice < further + setup_.groups[g].num_slices;
-         ++slice)
+    std::int64_t first = slices < 0 ? 0 : end;
+    for (int slice = slices; slices >= 0 && slice < slices + setup_.groups[g].num_slices; ++slice)
       first = std::min(first, core_.first_of(seq.handle, slice) * setup_.core.block_size +
                                   core_.groups()->group(slice).begin);
     if (first >= end) continue;
     std::vector<std::int64_t> slots(static_cast<std::size_t>(end - first));
-    caller_.group_slots(seq.handle, static_cast<int>(g), further, first, end, slots.data());
+    caller_.group_slots(seq.handle, static_cast<int>(g), further_of(g), first, end, slots.data());
     for (std::int64_t i = first; i < end; ++i) {
       if (setup_.groups[g].is_cached() && row.start <= i && i < row.hit) {
         EXPECT(slots[static_cast<std::size_t>(i - first)] == -1, "a slot is computed again");
@@ -115,11 +146,15 @@ void GroupPlay::check_fences(const std::vector<BlockCopy>& copies,
     for (std::size_t g = 0; g < one.tables.size(); ++g) {
       const bool state = !has_table(setup_.groups[g]);
       const std::int64_t size = device_.size_of(g);
-      const auto slot = static_cast<std::int64_t>(setup_.groups[g].recurrent() ? one.to : 0);
-      const std::int64_t end = state ? slot + 1 : (one.stop + size - 1) / size;
+      const std::int64_t end = state ? 1 : (one.stop + size - 1) / size;
       const std::int64_t start = one.start_of(setup_.groups[g]);
       if (start >= one.stop) continue;
-      for (std::int64_t unit = state ? slot : start / size; unit < end; ++unit)
+      if (setup_.groups[g].recurrent()) {
+        for (const std::size_t slot : one.to)
+          written[static_cast<std::size_t>(one.tables[g][slot])] = true;
+        continue;
+      }
+      for (std::int64_t unit = state ? 0 : start / size; unit < end; ++unit)
         written[static_cast<std::size_t>(one.tables[g][static_cast<std::size_t>(unit)])] = true;
     }
   for (std::size_t b = 0; b < written.size(); ++b) {
@@ -141,7 +176,7 @@ void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start, 
   const GroupRow row = core_.view_groups(seq->handle);
   const bool begins = row.since == start && row.farthest == start;
   const std::size_t slot = slot_of(*seq);
-  const std::size_t next = next_slot(slot);
+  const std::vector<std::size_t> next = next_slots(slot, stop - start);
   closed.work.push_back({seq->handle,
                          start,
                          stop,
@@ -164,7 +199,7 @@ void GroupPlay::land(const SeqPtr& seq, bool promises) {
                  loaded,
                  {seq->prefixes.begin(), seq->prefixes.begin() + loaded},
                  seq->tables};
-  work.to = slot_of(*seq);
+  work.to = {slot_of(*seq)};
   check_fences({}, {work});
   device_.load(work);
   seq->settled_before = loaded;
@@ -286,8 +321,9 @@ void GroupPlay::commit(Handle handle, std::int64_t computed) {
   remember(*find(handle));
 }
 
-void GroupPlay::commit(const Step& step) {
+void GroupPlay::commit(const Step& launched) {
   if (!setup_.habits.late) complete();
+  const Step step = verified(launched);
   place(step);
   const std::vector<Handle> decoded = decode(step);
   for (const Part& part : step) {
@@ -295,6 +331,9 @@ void GroupPlay::commit(const Step& step) {
     if (!seq || std::count(decoded.begin(), decoded.end(), part.handle)) continue;
     commit(part.handle, part.stop);
     if (setup_.habits.drafts && bytes_.below(10) < 3) take_back(seq);
+    const std::int64_t kept = setup_.habits.rejects && !is_due_later(part.handle) ? part.stop : 0;
+    if (kept && kept < static_cast<std::int64_t>(seq->tokens.size()) && bytes_.one_in(2))
+      truncate(seq, kept);
   }
   if (setup_.habits.affirms && uncommitted_.empty())
     for (const SeqPtr& seq : seqs_)
@@ -307,13 +346,8 @@ std::vector<Handle> GroupPlay::decode(const Step& step) {
   std::vector<Handle> batch;
   for (const Part& part : step) {
     const SeqPtr seq = find(part.handle);
-    const auto has_it = [&](const Step& other) {
-      return std::any_of(other.begin(), other.end(),
-                         [&](const Part& p) { return p.handle == part.handle; });
-    };
-    const bool later = std::any_of(uncommitted_.begin(), uncommitted_.end(), has_it);
-    if (seq && !later && part.stop == static_cast<std::int64_t>(seq->tokens.size()) &&
-        !is_ahead(*seq))
+    if (seq && !is_due_later(part.handle) &&
+        part.stop == static_cast<std::int64_t>(seq->tokens.size()) && !is_ahead(*seq))
       batch.push_back(part.handle);
   }
   if (batch.empty() || bytes_.one_in(2)) return {};
@@ -332,7 +366,8 @@ std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
     EXPECT(computed(*seq) + 1 == static_cast<std::int64_t>(seq->tokens.size()),
            "decode left more than one token to compute");
     std::int64_t slot = -1;
-    caller_.slot_mapping(batch[i], computed(*seq), computed(*seq) + 1, &slot);
+    if (has_table(setup_.groups[static_cast<std::size_t>(setup_.core.full_group)]))
+      caller_.slot_mapping(batch[i], computed(*seq), computed(*seq) + 1, &slot);
     EXPECT(slot == slots[i], "decode and slot_mapping return different slots");
     seq->settled_before = computed(*seq);
     remember(*seq);

@@ -57,14 +57,15 @@ int World::extras_prefix(std::uint32_t id) const {
 }
 
 const char* name_of(Op op) {
-  static const char* const names[] = {
-      "admit",       "can_admit",       "match",    "resume",       "reserve",
-      "append",      "commit",          "truncate", "fork",         "reparent",
-      "free",        "preempt",         "decode",   "take",         "applied",
-      "aborted",     "complete",        "remaps",   "retain",       "retain_prefix",
-      "pin",         "unpin",           "touch",    "set_time",     "reset",
-      "retire",      "acquire",         "release",  "touch_blocks", "forget",
-      "cache_state", "resume_together", "shrink",   "grow"};
+  static const char* const names[] = {"admit",        "can_admit", "match",       "resume",
+                                      "reserve",      "append",    "commit",      "truncate",
+                                      "fork",         "reparent",  "free",        "preempt",
+                                      "decode",       "take",      "applied",     "aborted",
+                                      "complete",     "remaps",    "retain",      "retain_prefix",
+                                      "pin",          "unpin",     "touch",       "set_time",
+                                      "reset",        "retire",    "acquire",     "release",
+                                      "touch_blocks", "forget",    "cache_state", "resume_together",
+                                      "shrink",       "grow",      "signal",      "end_session"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
 }

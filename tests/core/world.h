@@ -62,6 +62,8 @@ enum Op {
   kResumeTogether,
   kShrink,
   kGrow,
+  kSignal,
+  kEndSession,
   kNumOps
 };
 enum Outcome {

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
+import blockmgr
+from blockmgr import BlockManager, BlockStateError
 from tests.groups.test_retention import crowd
 from tests.groups.world import FULL, STATE, World
 from tests.specification.layers import SlidingWindow
@@ -121,3 +125,24 @@ def test_a_sequence_with_forgotten_blocks_goes_back_to_no_state_of_others() -> N
     assert world.serve(range(9), 8) == 0
     assert manager.match(list(range(9))) == 8
     assert manager.truncate(handle, 8) == 0
+
+
+@pytest.mark.parametrize("block", range(1, 31))
+def test_a_reset_leaves_nothing_beside_a_hold(block: int) -> None:
+    """A node that only a held one pins goes with it; what is before that node goes as well."""
+    manager = BlockManager(
+        31, 1, null_block=True, groups=(blockmgr.FullAttention(), blockmgr.ChunkedAttention(16))
+    )
+    prompts = {(1, 0): 2, (1, 1, 0, 1): 4, (1, 0, 1, 1, 1): 2, (0, 0, 0, 0, 1, 1, 1, 1): 7}
+    for prompt, computed in prompts.items():
+        handle = manager.admit(prompt)
+        manager.copies_applied(manager.take_copies().ticket)
+        manager.commit(handle, computed)
+        if len(prompt) == computed == 4:
+            manager.free(handle)
+    with contextlib.suppress(BlockStateError):
+        manager.acquire([block])
+    manager.reset_prefix_cache()
+    assert manager.stats().cached_blocks == 0
+    assert manager.match([1, 1, 0, 1, 0]).num_cached_tokens == 0
+    manager.check_invariants()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockmgr import Admission, BlockManager, OutOfBlocksError, StepError
+from blockmgr import Admission, BlockManager, OutOfBlocksError, StaleMatchError, StepError
 from tests.groups.adapter import Running
 from tests.groups.world import FULL, STATE, World
 from tests.specification.layers import ChunkedAttention, Kind, SlidingWindow
@@ -157,6 +157,24 @@ def test_an_admission_counts_what_a_load_saves() -> None:
     assert core.num_available == 1
     with pytest.raises(OutOfBlocksError):
         core.admit([5] * 9, num_loaded_tokens=8)
+
+
+def test_a_match_counts_what_need_not_be_loaded() -> None:
+    loading = Loading(18, FULL, SlidingWindow(5))
+    core, prompt = loading.manager.core, list(range(14))
+    handle = core.admit(list(range(24)), num_slots=8)
+    for stop in (8, 24):
+        core.reserve(handle, stop)
+        core.copies_applied(core.take_copies().ticket)
+        core.commit(handle, stop)
+        if stop == 8:
+            match = core.match(prompt)
+    core.free(core.admit([9] * 20))  # evicts the blocks of the window before its last ones
+    assert (match.num_cached_tokens, core.match(prompt).num_cached_tokens) == (8, 0)
+    with pytest.raises(StaleMatchError):
+        core.admit(prompt, match=match)
+    second = core.admit(prompt, match=match, num_loaded_tokens=13)
+    assert core.sequence(second).num_cached_tokens == 8
 
 
 def test_of_a_prompt_that_is_loaded_as_a_whole_the_last_token_is_computed() -> None:

@@ -296,8 +296,11 @@ class ModelAdmission(ModelSteps):
         last = last if terms.most is None else min(last, terms.most)
         last = last if terms.read_cache else 0
         deep, whole_units = (self.deepest(seq, last, partial=p) for p in (True, False))
-        if terms.due is None and terms.loaded > (deep[0] if deep else 0):
-            deep, whole_units = None, self.before_load(seq, last, terms.loaded)
+        if terms.loaded > (deep[0] if deep else 0):
+            before = self.before_load(seq, last, terms.loaded)
+            # A match may have looked for a prompt that loads nothing.
+            if terms.due is None or terms.due == (before[0] if before else 0):
+                deep, whole_units = None, before
         for found in (deep, whole_units):
             if found is None or (found is deep and whole_units and deep[0] == whole_units[0]):
                 continue

@@ -156,8 +156,11 @@ std::int64_t Finding::find_served(const Token* tokens, std::int64_t count,
     if (shorter.partial >= 0) found = shorter;
   });
   if (found.partial < 0 || found.num_full < length) cut(found, length, applicant.root);
-  if (applicant.num_loaded <= num_cached(found) || applicant.due_cached >= 0) return length;
+  if (applicant.num_loaded <= num_cached(found)) return length;
   const std::int64_t kept = kept_before_load(chain, from, applicant.num_loaded);
+  // A match may have looked for a prompt that loads nothing.
+  if (applicant.due_cached >= 0 && kept * config().block_size != applicant.due_cached)
+    return length;
   cut(found, kept, applicant.root);
   return kept;
 }

@@ -24,14 +24,19 @@ std::int64_t Forgetting::reset_prefix_cache(bool reset_hit_rate) {
     if (s.state == Sequence::kRunning) detach(s);
   const std::int64_t count = index().num_keyed();
   const PrefixIndex::Clearing clearing(index());
-  for (std::int32_t block = 0; block < nodes().num_blocks; ++block)
-    for (NodeId n = nodes().owner(block); n >= 0 && nodes()[n].keyed() &&
-                                          !Pool::is_part(nodes()[n]) &&
-                                          nodes()[n].first_child < 0;) {
-      const NodeId parent = nodes()[n].parent;
-      pool().forget(n);
-      n = parent;
-    }
+  int left = 0;
+  do {
+    left = index().num_keyed();
+    for (std::int32_t block = 0; block < nodes().num_blocks; ++block)
+      for (NodeId n = nodes().owner(block); n >= 0 && nodes()[n].keyed() &&
+                                            !Pool::is_part(nodes()[n]) &&
+                                            nodes()[n].first_child < 0;) {
+        const NodeId parent = nodes()[n].parent;
+        pool().forget(n);
+        n = parent;
+      }
+    // With groups, a node may go with what continued it: what it continued is left then.
+  } while (has_groups() && index().num_keyed() && index().num_keyed() < left);
   for (int i = 0; i < pool().num_partitions(); ++i)
     if (ReuseTracker* past = pool().past(i)) past->forget_ghosts();
   rows().counters.forgotten_blocks += count;
