@@ -175,6 +175,7 @@ class Mover(NotCopied):
 
     Attributes:
         last_error: What a storage raised last; None if none did.
+        is_closed: Whether it was closed.
     """
 
     last_error: OSError | None = None
@@ -208,7 +209,7 @@ class Mover(NotCopied):
         self._writer = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-writes")
         self._running: list[_Job] = []
         self._asking: dict[Future[list[bool]], LookUp] = {}
-        self._is_closed = False
+        self.is_closed = False
 
     def poll(self) -> int:
         """Reports the transfers and look-ups that ended, and begins new ones; how many go on.
@@ -218,7 +219,7 @@ class Mover(NotCopied):
             Exception: A storage or the cache raised something else than an ``OSError``. That
                 transfer has failed, and its blocks are free.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise ValueError("the mover is closed; make another one, with the same storages")
         self._report()
         now = time.monotonic()
@@ -256,7 +257,7 @@ class Mover(NotCopied):
 
     def close(self) -> None:
         """``drain``, and ends the threads, also if it raises; a second time does nothing."""
-        self._is_closed = True
+        self.is_closed = True
         try:
             self.drain()
         finally:

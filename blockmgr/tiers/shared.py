@@ -200,6 +200,7 @@ class SharedStorage(NotCopied):
             self._free.put(store.buffer(self.batch * (self._page + self._size)))
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared")
         self._lock = threading.Lock()
+        self._is_closed = False
         self._stats = SharedStats()
         self._calls, self._writes = _Breaker(retry), _Breaker(retry)
 
@@ -328,9 +329,11 @@ class SharedStorage(NotCopied):
         self._executor.submit(self._store.remove, self._names(keys))
 
     def close(self) -> None:
-        """Ends the calls and closes the store, whose objects stay."""
-        self._executor.shutdown()
-        self._store.close()
+        """Ends the calls and closes the store, whose objects stay; a second time does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._executor.shutdown()
+            self._store.close()
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         return [f"blockmgr-{self.digest(key).hex()}" for key in keys]

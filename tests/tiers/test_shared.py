@@ -726,6 +726,15 @@ def test_a_look_up_that_is_answered_by_numbers_has_an_answer() -> None:
     storage.close()
 
 
+def test_a_store_is_closed_once() -> None:
+    store, closed = FakeStore(), []
+    store.close = lambda: closed.append(store)  # type: ignore[method-assign]
+    storage = storage_on(store)
+    storage.close()
+    storage.close()
+    assert closed == [store]
+
+
 def test_wrong_arguments_leave_the_memory_for_transfers_free() -> None:
     storage = storage_on(FakeStore())  # memory for one transfer
     key = bytes(storage.key_bytes)
