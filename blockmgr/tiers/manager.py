@@ -902,6 +902,9 @@ def _checked(tiers: object) -> tuple[TierConfig, ...]:
             raise TypeError(f"tiers must have TierConfig only, got {type(tier).__name__}")
     if not tiers:
         raise ValueError("tiers must have at least one tier; without any, use BlockManager")
+    slabs = [tier.slab for tier in tiers if tier.slab is not None]
+    if len(set(slabs)) < len(slabs):
+        raise ValueError("tiers must have another slab each, got one of them twice")
     if any(tier.shared is not None for tier in tiers[:-1]):
         raise ValueError("tiers must have a shared store as the last one")
     return tuple(tiers)

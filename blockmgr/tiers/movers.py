@@ -17,6 +17,7 @@ import xxhash
 
 from blockmgr.arguments import positive, whole
 from blockmgr.kv import PagedKVCache
+from blockmgr.tiers.manager import TieredManager
 from blockmgr.tiers.plans import DEVICE
 from blockmgr.tiers.records import runs_of
 from blockmgr.tiers.shared import SharedStorage
@@ -26,7 +27,6 @@ from blockmgr.uncopied import NotCopied
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockmgr.tiers.manager import TieredManager
     from blockmgr.tiers.plans import LookUp, Transfer, TransferPlan
 
 __all__ = ["BlockBytes", "Mover"]
@@ -48,6 +48,7 @@ class BlockBytes(NotCopied):
 
     Attributes:
         size: Bytes of a block.
+        block_size: Tokens of a block.
         run: Most blocks that are copied at once, if they are neighbours.
     """
 
@@ -59,6 +60,7 @@ class BlockBytes(NotCopied):
                 f"cache must be a PagedKVCache or a GroupedKVCache, got {type(cache).__name__}"
             )
         self._cache = cache
+        self.block_size = cache.block_size
         self.size = sum(part[0].numel() * part.element_size() for part in _parts_of(cache))
         self.run = max(1, min(MOST_RUN, RUN_BYTES // self.size))
         self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(self.run)
@@ -117,6 +119,22 @@ class _Ended(NamedTuple):
     refused: bool
 
 
+def _checked(storages: object, count: int) -> tuple[Storage | SharedStorage, ...]:
+    """The storages of so many tiers."""
+    if not isinstance(storages, list | tuple):
+        raise TypeError(f"storages must be a list or tuple, got {type(storages).__name__}")
+    for each in storages:
+        if not isinstance(each, Storage | SharedStorage):
+            raise TypeError(
+                f"storages must have Storage or SharedStorage, got {type(each).__name__}"
+            )
+    if len(storages) != count:
+        raise ValueError(f"storages must be one for each of {count} tiers, got {len(storages)}")
+    if len({id(each) for each in storages}) < count:  # the serials of two tiers may be the same
+        raise ValueError("storages must be another one for each tier, got one of them twice")
+    return tuple(storages)
+
+
 _FAILED: Final = _Ended(0, refused=False)
 
 
@@ -146,7 +164,8 @@ class Mover(NotCopied):
     Args:
         manager: The manager.
         blocks: The K/V of its blocks.
-        storages: For each tier of the manager, its bytes.
+        storages: For each tier of the manager, its bytes: an object of its own, which no other
+            mover has.
         threads: Threads. Reads of a shared store have as many of their own, and writes to it.
         load_timeout: Seconds after which a load is late; see ``late``.
 
@@ -156,6 +175,7 @@ class Mover(NotCopied):
 
     Attributes:
         last_error: What a storage raised last; None if none did.
+        is_closed: Whether it was closed.
     """
 
     last_error: OSError | None = None
@@ -170,14 +190,17 @@ class Mover(NotCopied):
         threads: int = 2,
         load_timeout: float = 30.0,
     ) -> None:
-        if len(storages) != len(manager.tier_stats()):
+        if not isinstance(manager, TieredManager):
+            raise TypeError(f"manager must be a TieredManager, got {type(manager).__name__}")
+        if not isinstance(blocks, BlockBytes):
+            raise TypeError(f"blocks must be a BlockBytes, got {type(blocks).__name__}")
+        if blocks.block_size != manager.config.block_size:
             raise ValueError(
-                f"storages must be one for each of {len(manager.tier_stats())} tiers, got "
-                f"{len(storages)}"
+                f"blocks must have {manager.config.block_size} tokens, got {blocks.block_size}"
             )
         self._manager = manager
         self._blocks = blocks
-        self._storages = tuple(storages)
+        self._storages = _checked(storages, len(manager.tier_stats()))
         self._timeout = positive("load_timeout", load_timeout)
         self._threads = whole("threads", threads, 1, 256)
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="blockmgr-tiers")
@@ -186,18 +209,28 @@ class Mover(NotCopied):
         self._writer = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-writes")
         self._running: list[_Job] = []
         self._asking: dict[Future[list[bool]], LookUp] = {}
+        self.is_closed = False
 
     def poll(self) -> int:
         """Reports the transfers and look-ups that ended, and begins new ones; how many go on.
 
         Raises:
+            ValueError: The mover is closed.
             Exception: A storage or the cache raised something else than an ``OSError``. That
                 transfer has failed, and its blocks are free.
         """
+        if self.is_closed:
+            raise ValueError("the mover is closed; make another one, with the same storages")
         self._report()
         now = time.monotonic()
-        for question in self._manager.take_lookups(now=now):
-            self._asking[self._reader.submit(self._look_up, question)] = question
+        questions = self._manager.take_lookups(now=now)
+        for i, question in enumerate(questions):
+            try:
+                self._asking[self._reader.submit(self._look_up, question)] = question
+            except BaseException:
+                for left in questions[i:]:
+                    self._manager.lookups_done(left.ticket, [])
+                raise
         deadline = now + self._timeout
         self._begin(self._begin_load, self._manager.take_loads(deadline=deadline))
         self._begin(self._begin_store, self._manager.take_stores())
@@ -223,11 +256,13 @@ class Mover(NotCopied):
         self._report()
 
     def close(self) -> None:
-        """``drain``, and ends the threads."""
-        self.drain()
-        self._executor.shutdown()
-        self._reader.shutdown()
-        self._writer.shutdown()
+        """``drain``, and ends the threads, also if it raises; a second time does nothing."""
+        self.is_closed = True
+        try:
+            self.drain()
+        finally:
+            for executor in (self._executor, self._reader, self._writer):
+                executor.shutdown()
 
     def _under_way(self) -> list[Future[Any]]:
         """Look-ups, and the parts of transfers that have not ended; all parts, if all have."""
@@ -238,18 +273,20 @@ class Mover(NotCopied):
         return futures
 
     def _report(self) -> None:
+        """Reports all that has ended, then raises the first error of it."""
+        raised = []
         for answer in [answer for answer in self._asking if answer.done()]:
             question = self._asking.pop(answer)
             failure = answer.exception()
             self._manager.lookups_done(question.ticket, [] if failure else answer.result())
-            if failure is not None:
-                raise failure
+            raised += [] if failure is None else [failure]
         for job in [job for job in self._running if all(part.done() for _, part in job.parts)]:
             errors = [error for _, part in job.parts if (error := part.exception()) is not None]
             self._end(job.transfer, _FAILED if errors else job.ended())
             self._running.remove(job)
-            if errors:
-                raise errors[0]
+            raised += errors
+        if raised:
+            raise raised[0]
 
     def _end(self, transfer: Transfer, ended: _Ended) -> None:
         is_load = transfer.target == DEVICE
@@ -257,13 +294,18 @@ class Mover(NotCopied):
         done(transfer.ticket, ended.num_moved, refused=ended.refused)
 
     def _begin(self, begin: Callable[[Transfer], None], plan: TransferPlan) -> None:
-        """Begins what was taken; if one fails, it and the rest have failed, and hold no block."""
+        """Begins what was taken; if one fails, those that did not begin have failed.
+
+        They hold no block. One that began in part keeps its blocks until its parts have ended.
+        """
         for i, transfer in enumerate(plan.transfers):
             try:
                 begin(transfer)
             except BaseException:
+                begun = self._running[-1].transfer if self._running else None
                 for left in plan.transfers[i:]:
-                    self._end(left, _FAILED)
+                    if left is not begun:
+                        self._end(left, _FAILED)
                 raise
 
     def _begin_load(self, load: Transfer) -> None:
@@ -283,8 +325,9 @@ class Mover(NotCopied):
         data = [memory[i * size : (i + 1) * size] for i in range(len(store))]
         digests = [xxhash.xxh3_128_digest(each) for each in data]
         count = self._manager.stores_read(store.ticket, len(data))
-        task = self._executor_for(store).submit(self._store, store, data[:count], digests)
-        self._running.append(_Job(store, [(len(store), task)]))
+        job = _Job(store, [])
+        self._running.append(job)
+        self._add(job, len(store), self._store, store, data[:count], digests)
 
     def _submit(
         self,
@@ -292,9 +335,29 @@ class Mover(NotCopied):
         call: Callable[[Transfer, int, int], _Ended],
         *bounds: tuple[int, int],
     ) -> None:
-        executor = self._executor_for(transfer)
-        parts = [(b - a, executor.submit(call, transfer, a, b)) for a, b in bounds]
-        self._running.append(_Job(transfer, parts))
+        job = _Job(transfer, [])
+        self._running.append(job)
+        for a, b in bounds:
+            self._add(job, b - a, call, transfer, a, b)
+
+    def _add(self, job: _Job, size: int, call: Callable[..., _Ended], *arguments: object) -> None:
+        """Adds a part to a job. If that fails, the part never runs, or the job waits for it."""
+        part: Future[_Ended] = Future()
+        job.parts.append((size, part))
+
+        def run() -> None:
+            if part.set_running_or_notify_cancel():
+                try:
+                    part.set_result(call(*arguments))
+                except BaseException as error:  # which ``_report`` raises
+                    part.set_exception(error)
+
+        try:  # without memory for a thread, an executor raises, and may still run it later
+            self._executor_for(job.transfer).submit(run)
+        except BaseException:
+            if part.cancel():
+                job.parts.pop()
+            raise
 
     def _executor_for(self, transfer: Transfer) -> ThreadPoolExecutor:
         if self._shared(transfer.source) is not None:
@@ -422,7 +485,7 @@ class Mover(NotCopied):
                 blocks = transfer.source_blocks[first:stop].tolist()
                 found = storage.read_run(blocks, proofs.serials[first:stop].tolist(), keys, into)
             for digest in found:
-                if digest is None:
+                if not isinstance(digest, bytes):
                     return digests, True
                 digests.append(digest)
         except OSError as error:

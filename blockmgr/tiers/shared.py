@@ -200,6 +200,7 @@ class SharedStorage(NotCopied):
             self._free.put(store.buffer(self.batch * (self._page + self._size)))
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared")
         self._lock = threading.Lock()
+        self._is_closed = False
         self._stats = SharedStats()
         self._calls, self._writes = _Breaker(retry), _Breaker(retry)
 
@@ -235,7 +236,8 @@ class SharedStorage(NotCopied):
             OSError: It cannot be reached, or was not shortly before.
         """
         names = self._names(keys)[::-1]  # so that beginnings are the last that it touches
-        said = self._call(lambda: self._store.exist(names))[::-1]
+        answers = self._call(len(names), lambda: self._store.exist(names))
+        said = [bool(each) for each in reversed(answers)]
         self._count(asked=len(keys), found=sum(said))
         return said
 
@@ -267,7 +269,7 @@ class SharedStorage(NotCopied):
         except BaseException:
             self._free.put(staging)
             raise
-        done = self._call(lambda: self._store.put(names, places[::-1]), staging)[::-1]
+        done = self._call(len(names), lambda: self._store.put(names, places[::-1]), staging)[::-1]
         self._free.put(staging)
         with self._lock:
             # If it takes nothing, as when its memory is full or gone, reads go on.
@@ -296,7 +298,7 @@ class SharedStorage(NotCopied):
         whole("keys", len(keys), 1, self.batch)
         staging = self._take()
         places = self._places(staging, len(keys))
-        sizes = self._call(lambda: self._store.get(names, places), staging)
+        sizes = self._call(len(names), lambda: self._store.get(names, places), staging)
         found: list[bytes | None] = []
         refused = []
         try:
@@ -327,9 +329,11 @@ class SharedStorage(NotCopied):
         self._executor.submit(self._store.remove, self._names(keys))
 
     def close(self) -> None:
-        """Ends the calls and closes the store, whose objects stay."""
-        self._executor.shutdown()
-        self._store.close()
+        """Ends the calls and closes the store, whose objects stay; a second time does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._executor.shutdown()
+            self._store.close()
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         return [f"blockmgr-{self.digest(key).hex()}" for key in keys]
@@ -346,8 +350,13 @@ class SharedStorage(NotCopied):
         except queue.Empty:
             raise self._failure(TimeoutError("all calls of the shared store hang")) from None
 
-    def _call(self, work: Callable[[], T], staging: memoryview | None = None) -> T:
-        """Does this on a thread. If that takes too long, the memory is free when it has ended."""
+    def _call(
+        self, count: int, work: Callable[[], list[T]], staging: memoryview | None = None
+    ) -> list[T]:
+        """Does this on a thread, for so many answers.
+
+        If that takes too long, the memory is free when it has ended.
+        """
         if staging is None:
             self._check(self._calls)
         try:
@@ -357,6 +366,8 @@ class SharedStorage(NotCopied):
             raise
         try:
             result = future.result(self._timeout)
+            if len(result) != count:
+                raise OSError(f"the shared store gave {len(result)} answers to {count} questions")
         except BaseException as error:
             future.add_done_callback(lambda _: self._give(staging))
             future.cancel()

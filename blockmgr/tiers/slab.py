@@ -259,12 +259,13 @@ class Slab(NotCopied):
             serials: The serial of each, of ``take_serials``.
             digests: The checksum of each; None to make them.
         """
+        _check_lengths(blocks, keys=keys, data=data, serials=serials, digests=digests)
         views = [self._checked(*each) for each in zip(blocks, keys, data, strict=True)]
         if digests is None:
             digests = [xxhash.xxh3_128_digest(view) for view in views]
-        for digest in digests:
-            if len(digest) != DIGEST_BYTES:
-                raise ValueError(f"digest must have {DIGEST_BYTES} bytes, got {len(digest)}")
+        for serial, digest in zip(serials, digests, strict=True):
+            whole("serial", serial, self._opening << COUNTER_BITS, self._next - 1)
+            _check_bytes("digest", digest, DIGEST_BYTES)
         headers = memoryview(self._records.make(serials, keys, digests))
         size = self._records.size
         for at, first, count in runs_of(blocks, MOST_VECTORS):
@@ -326,6 +327,7 @@ class Slab(NotCopied):
             serials: The serial of each.
             into: Memory for each.
         """
+        _check_lengths(blocks, keys=keys, serials=serials, into=into)
         views = [self._checked(*each) for each in zip(blocks, keys, into, strict=True)]
         for at, first, count in runs_of(blocks, MOST_VECTORS):
             size = self._records.size
@@ -445,8 +447,7 @@ class Slab(NotCopied):
         self._check_open()
         whole("block", block, 0, self.num_blocks - 1)
         view = memoryview(data).cast("B")
-        if len(key) != self.key_bytes:
-            raise ValueError(f"key must have {self.key_bytes} bytes, got {len(key)}")
+        _check_bytes("key", key, self.key_bytes)
         if view.nbytes != self.block_bytes:
             raise ValueError(f"memory must have {self.block_bytes} bytes, got {view.nbytes}")
         return view
@@ -462,6 +463,19 @@ class Slab(NotCopied):
         for file in files:
             if file >= 0:
                 os.close(file)
+
+
+def _check_lengths(blocks: Sequence[int], **others: Sequence[object] | None) -> None:
+    for name, values in others.items():
+        if values is not None and len(values) != len(blocks):
+            raise ValueError(f"{name} must be one for each of {len(blocks)}, got {len(values)}")
+
+
+def _check_bytes(name: str, value: object, size: int) -> None:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{name} must be bytes, got {type(value).__name__}")
+    if len(value) != size:
+        raise ValueError(f"{name} must have {size} bytes, got {len(value)}")
 
 
 def _path(path: object) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import xxhash
 
 from blockmgr.arguments import MOST, whole
 from blockmgr.tiers.records import up
+from blockmgr.tiers.slab import Slab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from blockmgr.tiers.slab import Slab
 
 __all__ = ["HostStorage", "SlabStorage", "Storage", "buffer_of"]
 
@@ -26,6 +26,7 @@ def buffer_of(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, up(size)))[:size]
 
 
+@runtime_checkable
 class Storage(Protocol):
     """The blocks of a tier. Several threads may call it, each with other blocks.
 
@@ -85,6 +86,7 @@ class HostStorage(Storage):
         block_bytes: Bytes of a block.
 
     Raises:
+        OSError: The machine has not so much memory.
         ValueError: A value is out of its bounds.
         TypeError: A value is of the wrong type.
     """
@@ -118,9 +120,14 @@ class SlabStorage(Storage):
 
     Args:
         slab: The slab.
+
+    Raises:
+        TypeError: It is no ``Slab``.
     """
 
     def __init__(self, slab: Slab) -> None:
+        if not isinstance(slab, Slab):
+            raise TypeError(f"slab must be a Slab, got {type(slab).__name__}")
         self._slab = slab
 
     def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:

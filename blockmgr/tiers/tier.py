@@ -148,6 +148,8 @@ class TierBooks:
     """Whether it stores ends; otherwise whole blocks only."""
 
     def __init__(self, config: TierConfig, manager: ManagerConfig, layout: Layout) -> None:
+        if config.slab is not None:
+            config.slab._check_open()
         size = manager.block_size
         for name, storage, wanted in (
             ("slab", config.slab, key_bytes(size)),

@@ -278,7 +278,8 @@ def test_a_request_that_is_aborted_leaves_an_engine_that_works() -> None:
     [
         (["host"], TypeError, "tiers must have HostTier, DiskTier and MooncakeTier only"),
         ("host", TypeError, "tiers must be a sequence"),
-        ([HostTier(bytes_to_use=8)], ValueError, "bytes_to_use must be at least"),
+        ([HostTier(bytes_to_use=8)], ValueError, r"bytes_to_use must be in \["),
+        ([HostTier(bytes_to_use=2**60)], ValueError, r"bytes_to_use must be in \["),
     ],
     ids=str,
 )
@@ -390,6 +391,22 @@ def test_a_conversation_of_fewer_tokens_than_a_block_goes_on_from_its_end(
             engine = opened(kind)
         go_on(engine)
         engine.close()
+
+
+def test_a_close_that_fails_closes_the_slab_and_a_second_one_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiered(disk(tmp_path))
+    talk(engine)
+    assert engine._tiers is not None
+    monkeypatch.setattr(engine._tiers._mover, "poll", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.close()
+    monkeypatch.undo()
+    engine.close()
+    again = tiered(disk(tmp_path))
+    again.close()
+    again.close()
 
 
 def test_an_engine_is_closed_between_calls_and_says_so_later(tmp_path: Path) -> None:

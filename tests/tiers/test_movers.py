@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="movers move tensors")
 import numpy as np
 import torch
 
-from blockmgr import FullAttention, RecurrentState, SlidingWindow
+from blockmgr import BlockManager, FullAttention, RecurrentState, SlidingWindow
 from blockmgr.kv import GroupedKVCache, HybridShape, LayerShape, PagedKVCache, StateTensor
 from blockmgr.shapes.model import ModelShape
 from blockmgr.tiers import Slab, TierConfig, TieredManager, key_bytes
@@ -370,17 +370,107 @@ def test_loads_that_take_too_long_are_late() -> None:
         ({"threads": 0}, ValueError, "threads must be in"),
         ({"load_timeout": 0}, ValueError, "load_timeout must be above 0"),
         ({"storages": []}, ValueError, "storages must be one for each of 1 tiers"),
+        ({"storages": None}, TypeError, "storages must be a list or tuple"),
+        ({"storages": [None]}, TypeError, "storages must have Storage or SharedStorage"),
+        ({"manager": BlockManager(BLOCKS, 2)}, TypeError, "manager must be a TieredManager"),
+        ({"blocks": None}, TypeError, "blocks must be a BlockBytes"),
     ],
     ids=str,
 )
 def test_wrong_options_are_named(options: Any, error: type[Exception], words: str) -> None:
     device = Device()
-    storages = options.pop("storages", device.storages)
+    known = {"manager": device.manager, "blocks": device.blocks, "storages": device.storages}
     with pytest.raises(error, match=words):
-        Mover(device.manager, device.blocks, storages, **options)
+        Mover(**{**known, **options})
     with pytest.raises(TypeError, match="cache must be a PagedKVCache"):
         BlockBytes(device.blocks)  # type: ignore[arg-type]
     device.mover.close()
+
+
+def test_two_tiers_in_one_storage_are_refused() -> None:
+    tiers = TierConfig(num_blocks=16), TierConfig(num_blocks=16)
+    storage = HostStorage(16, Device().blocks.size)
+    with pytest.raises(ValueError, match="storages must be another one for each tier"):
+        Device(*tiers, storages=[storage, storage])
+
+
+def test_blocks_of_another_number_of_tokens_are_refused() -> None:
+    device = Device()
+    manager = TieredManager(BLOCKS, 4, tiers=[TierConfig(num_blocks=16)])
+    with pytest.raises(ValueError, match="blocks must have 4 tokens, got 2"):
+        Mover(manager, device.blocks, device.storages)
+
+
+def test_a_slab_storage_needs_a_slab() -> None:
+    with pytest.raises(TypeError, match="slab must be a Slab, got str"):
+        SlabStorage("kv.slab")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_a_load_that_begins_in_part_keeps_its_blocks_until_the_part_ends(
+    is_queued: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Held(16, Device().blocks.size)
+    device = Device(storages=[storage])
+    device.blocks.run = 1
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    executor, submit, calls = device.mover._executor, device.mover._executor.submit, []
+
+    def submit_one(call: Any) -> Any:
+        calls.append(call)
+        if len(calls) > 1:
+            if is_queued:  # as when no thread can start
+                submit(call)
+            raise RuntimeError("no thread can start")
+        return submit(call)
+
+    monkeypatch.setattr(executor, "submit", submit_one)
+    handle = device.manager.admit(PROMPT, load=True)
+    with pytest.raises(RuntimeError, match="no thread can start"):
+        device.mover.poll()
+    device.manager.free(handle)
+    assert device.manager.num_available == BLOCKS - 4
+    storage.may_read.set()
+    device.mover.close()
+    assert device.manager.num_available == BLOCKS
+
+
+def test_a_closed_mover_begins_nothing() -> None:
+    device = Device()
+    device.fill(PROMPT)
+    device.mover.close()
+    device.mover.close()
+    with pytest.raises(ValueError, match="the mover is closed"):
+        device.mover.poll()
+    assert len(device.manager.take_stores()) == 1
+
+
+def test_what_is_no_checksum_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    monkeypatch.setattr(device.storages[0], "read", lambda *_: False)
+    assert device.loaded(PROMPT) == 0
+    device.mover.close()
+
+
+def test_close_reports_all_and_ends_the_threads_although_a_storage_has_a_bug() -> None:
+    device, prompts = Device(), ([1, 2, 3], [4, 5, 6])
+    for prompt in prompts:
+        device.fill(prompt)
+    device.settle()
+    device.lose()
+    device.storages[0].read_run = lambda *_: 1 // 0  # type: ignore[method-assign, assignment]
+    waiting = [device.manager.admit(prompt, load=True) for prompt in prompts]
+    device.mover.poll()
+    with pytest.raises(ZeroDivisionError):
+        device.mover.close()
+    assert not any(map(device.manager.is_loading, waiting))
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        device.mover._executor.submit(int)
 
 
 class Hybrid(Device):

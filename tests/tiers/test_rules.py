@@ -889,6 +889,15 @@ def test_a_slab_with_other_keys_is_refused(tmp_path: Path) -> None:
     slab.close()
 
 
+def test_a_slab_of_two_tiers_or_a_closed_one_is_refused(tmp_path: Path) -> None:
+    slab = Slab(tmp_path / "kv.slab", LAYOUT, num_blocks=4, block_bytes=8, key_bytes=key_bytes(2))
+    with pytest.raises(ValueError, match="tiers must have another slab each"):
+        managed(TierConfig(slab=slab), TierConfig(slab=slab))
+    slab.close()
+    with pytest.raises(ValueError, match=r"kv\.slab is closed"):
+        managed(TierConfig(slab=slab))
+
+
 def test_a_config_makes_a_manager_with_tiers_only() -> None:
     config = ManagerConfig(num_blocks=8, block_size=2)
     assert isinstance(TieredManager.from_config(config, tiers=[tier(4)]), TieredManager)

@@ -701,6 +701,40 @@ def test_a_wrong_field_of_a_mooncake_tier_is_named(
         MooncakeTier(**{"master": "127.0.0.1:1", name: value})
 
 
+@pytest.mark.parametrize("answers", [[], [True] * 2, None], ids=str)
+def test_a_store_that_answers_something_else_than_was_asked_fails(answers: Any) -> None:
+    store = FakeStore()
+    storage = storage_on(store, retry=1e-9)  # memory for one transfer
+    key, data = bytes(storage.key_bytes), memoryview(bytearray(SIZE))
+    store.exist = store.put = store.get = lambda *_: answers  # type: ignore[method-assign]
+    for call in (
+        lambda: storage.has([key]),
+        lambda: storage.write([key], [data], [xxhash.xxh3_128_digest(data)]),
+        lambda: storage.read([key], [data]),
+    ):
+        with pytest.raises((OSError, TypeError), match=r"answers to 1 questions|no len"):
+            call()
+    assert storage._free.qsize() == 1
+    storage.close()
+
+
+def test_a_look_up_that_is_answered_by_numbers_has_an_answer() -> None:
+    store = FakeStore()
+    storage = storage_on(store)
+    store.exist = lambda names: [1] * len(names)  # type: ignore[method-assign, assignment, list-item]
+    assert storage.has([bytes(storage.key_bytes)])[0] is True
+    storage.close()
+
+
+def test_a_store_is_closed_once() -> None:
+    store, closed = FakeStore(), []
+    store.close = lambda: closed.append(store)  # type: ignore[method-assign]
+    storage = storage_on(store)
+    storage.close()
+    storage.close()
+    assert closed == [store]
+
+
 def test_wrong_arguments_leave_the_memory_for_transfers_free() -> None:
     storage = storage_on(FakeStore())  # memory for one transfer
     key = bytes(storage.key_bytes)

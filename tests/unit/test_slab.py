@@ -640,6 +640,12 @@ def test_a_limit_of_the_size_of_files_is_named(path: Path) -> None:
     assert not list(path.parent.iterdir())
 
 
+def write_two(slab: Slab, *, keys: int = 2, serials: int = 2, digests: int = 2) -> None:
+    first, data = slab.take_serials(2), [bytes(SIZE)] * 2
+    known = {"serials": [first, first + 1][:serials], "digests": [bytes(16)] * digests}
+    list(slab.write_blocks([0, 1], [b"keys"] * keys, data, **known))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -654,6 +660,21 @@ def test_a_limit_of_the_size_of_files_is_named(path: Path) -> None:
         (lambda s: s.close(order=[0] * 9), ValueError, "order must have at most 8 blocks, got 9"),
         (lambda s: s.close(order="ab"), TypeError, "order must be"),
         (lambda s: s.write(0, b"keys", bytes(SIZE), digest=bytes(8)), ValueError, "digest must"),
+        (lambda s: s.write(0, b"keys", bytes(SIZE), digest="x" * 16), TypeError, "digest must"),
+        (lambda s: s.write(0, "keys", bytes(SIZE)), TypeError, "key must be bytes, got str"),
+        (lambda s: s.write(0, bytearray(4), bytes(SIZE)), TypeError, "bytes, got bytearray"),
+        (lambda s: s.read(0, "keys", 1, bytearray(SIZE)), TypeError, "key must be bytes, got"),
+        (lambda s: s.write(0, b"keys", bytes(SIZE), serial=1), ValueError, "serial must be in"),
+        (lambda s: s.write(0, b"keys", bytes(SIZE), serial=1.5), TypeError, "serial must be an"),
+        (
+            lambda s: s.write(0, b"keys", bytes(SIZE), serial=2**64),
+            ValueError,
+            "serial must be in .*, got 184",
+        ),
+        (lambda s: write_two(s, serials=1), ValueError, "serials must be one for each of 2, got 1"),
+        (lambda s: write_two(s, digests=1), ValueError, "digests must be one for each of 2, got 1"),
+        (lambda s: write_two(s, keys=3), ValueError, "keys must be one for each of 2, got 3"),
+        (lambda s: [*s.read_digests([0], [b"keys"], [], [bytearray(SIZE)])], ValueError, "serials"),
         (lambda s: open_slab(s.path, num_blocks=0), ValueError, "num_blocks must be"),
         (lambda s: open_slab(s.path, block_bytes=0.5), TypeError, "block_bytes must be an int"),
         (lambda s: open_slab(s.path, layout={"x": "y" * 4096}), ValueError, "layout must fit"),

@@ -301,7 +301,7 @@ class Engine(NotCopied):
     def close(self) -> None:
         """Stores what is idle in the tiers, and closes them; the engine is of no use afterwards.
 
-        Without tiers, it does nothing.
+        Without tiers, or a second time, it does nothing.
 
         Raises:
             ReentrancyError: The engine is inside another call. Nothing is closed.

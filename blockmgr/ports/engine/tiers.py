@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import xxhash
 
+from blockmgr.arguments import MOST, whole
 from blockmgr.digest import KeyedDigest
 from blockmgr.errors import NeverFitsError, OutOfBlocksError
 from blockmgr.tiers import (
@@ -256,13 +258,13 @@ class EngineTiers:
         self._start()
 
     def close(self) -> None:
-        """Stores what is idle, and closes the files."""
+        """Stores what is idle, and closes the files, also if that fails; once."""
         self.is_closed = True
-        while self._mover.poll():
-            self._mover.drain()
-        self._mover.close()
-        self.manager.close()
-        self._close_places()
+        with ExitStack() as stack:
+            for close in (self._close_places, self.manager.close, self._mover.close):
+                stack.callback(close)
+            while not self._mover.is_closed and self._mover.poll():
+                self._mover.drain()
 
     def _close_places(self) -> None:
         for place in self._places:
@@ -291,11 +293,7 @@ def _num_blocks(kind: TierKind, size: int) -> int:
         raise TypeError(
             f"tiers must have HostTier, DiskTier and MooncakeTier only, got {type(kind).__name__}"
         )
-    if kind.bytes_to_use < size:
-        raise ValueError(
-            f"bytes_to_use must be at least {size}, the bytes of a block, got {kind.bytes_to_use}"
-        )
-    return kind.bytes_to_use // size
+    return whole("bytes_to_use", kind.bytes_to_use, size, MOST * size) // size
 
 
 def _layout_of(model: PagedModel, revision: str) -> dict[str, str | int]:
