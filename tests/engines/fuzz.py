@@ -5,9 +5,10 @@ schedule differs from that of vLLM's own manager. For this comparison, vLLM's ma
 forget what blockmgr forgets (``one_copy``); the output also counts the schedules that differ from
 unchanged vLLM. With several groups of layers, blockmgr evicts in another order. Schedules must then
 be equal where nothing is evicted; elsewhere it must not find clearly fewer tokens over all seeds.
-For these comparisons, vLLM's own manager keeps every window and state (``prefix_cache_retention_interval`` of None); the output also counts what it finds by
-default, when it keeps fewer. It reads wrong K/V where a chunk is not a multiple of the block size;
-this is counted separately and is not a failure.
+For these comparisons, vLLM's own manager keeps every window and state
+(``prefix_cache_retention_interval`` of None); the output also counts what it finds by default, when
+it keeps fewer. It reads wrong K/V where a chunk is not a multiple of the block size; this is
+counted separately and is not a failure.
 """
 
 from __future__ import annotations
