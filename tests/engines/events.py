@@ -10,7 +10,6 @@ anything is wrong.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import time
@@ -29,7 +28,7 @@ from blockmgr.index import WorkerIndex
 from blockmgr.ports.vllm.options import namespace_of
 from tests.engines.fuzz import ARMS, GROUPED
 from tests.engines.serve import free_port
-from tests.engines.world import LORA, World, draw
+from tests.engines.world import LORA, World, compare_once, draw
 
 HASH = get_hash_fn_by_name("sha256")
 GROUPED_ARMS = ("windows", "windows, partial", "chunks", "states", "sizes", "sizes, states")
@@ -113,7 +112,7 @@ class EventWorld(World):
         # By the manager's blocks: their place, and the hashes of their parts.
         known: dict[bytes, tuple[int, list[Any]]] = {}
         found: set[Told] = set()
-        node, unit = manager.config.block_size, math.gcd(*self.settings.sizes)
+        node, unit = manager.config.block_size, self.settings.hash_size
         waiting = manager.take_events()  # events since the scheduler took them
         assert not len(waiting), "vLLM's scheduler did not take all events"
         stored = [e for e in manager.resident_events() if e.kind is EventKind.STORED]
@@ -236,6 +235,7 @@ def main() -> int:
         help="without a whole engine, for a vLLM without kernels",
     )
     args = parser.parse_args()
+    compare_once()
     wrong = sum(
         campaign(args, arm, policy, asynchronous)
         for arm in args.arms

@@ -4,11 +4,11 @@ Exit code 1 if a request reads K/V that is not its own, or if, with all options 
 schedule differs from that of vLLM's own manager. For this comparison, vLLM's manager is changed to
 forget what blockmgr forgets (``one_copy``); the output also counts the schedules that differ from
 unchanged vLLM. With several groups of layers, blockmgr evicts in another order. Schedules must then
-be equal where nothing is evicted; elsewhere it must not find clearly fewer tokens over all seeds,
-unless quotas leave fewer blocks. For these comparisons, vLLM's own manager keeps every window and
-state (``prefix_cache_retention_interval`` of None); the output also counts what it finds by
-default, when it keeps fewer. It reads wrong K/V where a chunk is not a multiple of the block size;
-this is counted separately and is not a failure.
+be equal where nothing is evicted; elsewhere it must not find clearly fewer tokens over all seeds.
+For these comparisons, vLLM's own manager keeps every window and state
+(``prefix_cache_retention_interval`` of None); the output also counts what it finds by default, when
+it keeps fewer. It reads wrong K/V where a chunk is not a multiple of the block size; this is
+counted separately and is not a failure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.engines.layers import HAS_RINGS
-from tests.engines.world import Settings, Tally, World, draw
+from tests.engines.world import Settings, Tally, World, compare_once, draw
 
 ARMS: dict[str, Any] = {
     "plain": {"debug": 1},
@@ -43,7 +43,6 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "windows, whole, eagle": ("window", {"debug": 1, "min_partial_tokens": 0}),
     "sizes, eagle": ("window", {"debug": 1}),
     "windows, partial, eagle": ("window", {"min_partial_tokens": 1, "debug": 1}),
-    "windows, quotas": ("window", {"quotas": {"tenant": 6}, "debug": 1}),
     "states": ("state", {"debug": 1, "min_partial_tokens": 0}),
     "states, partial": (
         "state",
@@ -54,15 +53,12 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
         "state",
         {"debug": 1, "min_partial_tokens": 1, "halfway_stop_tokens": 1, "prompt_end_stop": 1},
     ),
-    "states, quotas, ngram": ("state", {"quotas": {"tenant": 16}, "debug": 1}),
     "states, eagle": ("state", {"debug": 1, "min_partial_tokens": 0}),
     "states, partial, eagle": ("state", {"debug": 1, "min_partial_tokens": 1}),
-    "states, quotas": ("state", {"quotas": {"tenant": 6}, "debug": 1}),
     # Not with chunks: vLLM refuses these.
     "sizes": ("window", {"debug": 1}),
     "sizes, latent": ("latent", {"debug": 1}),
     "sizes, partial": ("window", {"min_partial_tokens": 1, "debug": 1}),
-    "sizes, quotas": ("window", {"quotas": {"tenant": 12}, "debug": 1}),
     "sizes, states": ("state", {"debug": 1, "min_partial_tokens": 1}),
     # No full attention.
     "bare": ("bare", {"debug": 1}),
@@ -90,14 +86,12 @@ if HAS_RINGS:
         "replay": ("again", {"debug": 1}),
         "replay, partial": ("again", {"min_partial_tokens": 1, "debug": 1}),
         "replay, uncached": ("again", {"debug": 1}),
-        "replay, quotas": ("again", {"quotas": {"tenant": 12}, "debug": 1}),
         "replay, eagle": ("again", {"debug": 1}),
         "replay, rings": ("again, ring", {"debug": 1}),
         "sizes, replay": ("again", {"debug": 1}),
         "sizes, replay, rings": ("again, ring", {"debug": 1}),
         "rings": ("ring", {"debug": 1}),
         "rings, uncached": ("ring", {"debug": 1}),
-        "rings, quotas": ("ring", {"quotas": {"tenant": 8}, "debug": 1}),
         "rings, eagle": ("ring", {"debug": 1}),
         "sizes, rings": ("ring", {"debug": 1}),
         "rings, states": ("ring, state", {"debug": 1}),
@@ -121,6 +115,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--arms", nargs="*", default=[*ARMS, *DRAFTS, *GROUPED])
     args = parser.parse_args()
+    compare_once()
     bad = 0
     for arm in args.arms:
         for policy in ("fcfs", "priority"):
@@ -202,13 +197,13 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
         stock_wrong += bool(stock.wrong)
         if tally.wrong:
             wrong.append((seed, tally.wrong[0]))
-        if finds_more and "quotas" not in options:
+        if finds_more:
             ours, theirs = run(seed, options, roomy=True), run(seed, None, roomy=True)
             if ours.wrong:
                 wrong.append((seed, ours.wrong[0]))
             roomy += ours.cached
             stock_roomy += theirs.cached
-        elif arm not in APART and "quotas" not in options and not options.get("min_partial_tokens"):
+        elif arm not in APART and not options.get("min_partial_tokens"):
             ours, theirs = run(seed, options, roomy=True), run(seed, None, roomy=True)
             if not decided_alike(ours, theirs):
                 differ.append((seed, theirs.cached, ours.cached))
@@ -226,7 +221,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
     )
     # Where steps are others, requests come and go at other ones, and only the large pool has the
     # same; likewise with loads that a request waits for. Sessions differ a little everywhere.
-    is_alike = not finds_more and "quotas" not in options and not arm.endswith("connector")
+    is_alike = not finds_more and not arm.endswith("connector")
     is_less = is_alike and total.cached < 0.95 * stock_tokens[EVERYTHING]
     # A state that is loaded in the step that moves it on is not kept.
     least = 0.85 if arm.endswith("connector") else 0.95

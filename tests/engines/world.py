@@ -36,12 +36,23 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from blockmgr.ports.drift import Interface
 from blockmgr.ports.vllm import register
+from blockmgr.ports.vllm.interface import INTERFACE
 from tests.engines.layers import FULL, Layers, draw_layers, group_specs, with_sizes
 from tests.engines.one_copy import keep_one_copy
 from tests.engines.states import States
 
-__all__ = ["LORA", "Settings", "Tally", "World", "arguments", "draw", "make_scheduler"]
+__all__ = [
+    "LORA",
+    "Settings",
+    "Tally",
+    "World",
+    "arguments",
+    "compare_once",
+    "draw",
+    "make_scheduler",
+]
 
 MODEL_LENGTH = 512
 VOCABULARY = 1000
@@ -75,6 +86,8 @@ class Settings:
     inside: bool = False  # that end inside blocks, as where others keep states there, too
     checkpoints: bool = False  # the forward of a prompt writes a state on its way
     talkative: bool = False  # most prompts continue others, also those that have ended
+    watermark: float = 0.0  # part of the blocks that waiting requests leave free
+    reserves: bool = True  # whether a prompt starts only if there is room for all of it
     interval: int | None = None  # 0: vLLM's own manager keeps windows where prompts end alone
 
     @property
@@ -111,6 +124,18 @@ class Settings:
         """Blocks for the states of a request, in all groups: one, or some more with drafts."""
         most = 2 + self.drafts if self.drafts or self.checkpoints else 1
         return most * sum(each.kind == "state" for each in self.layers)
+
+    @property
+    def length(self) -> int:
+        """Most tokens of a request, for which every share of the blocks has room."""
+        quotas = list((self.options or {}).get("quotas", {}).values())
+        shares = [*quotas, self.num_blocks - 1 - sum(quotas)]
+        # Blocks that so many tokens take, in all groups.
+        whole = math.lcm(*self.sizes)
+        room = min(shares) - (self.slots if self.drafts or self.checkpoints else 0)
+        rings = [each.kind == "ring" for each in self.layers]
+        per_unit = [whole // size for size, ring in zip(self.sizes, rings, strict=True) if not ring]
+        return min(MODEL_LENGTH, (room - sum(rings)) // sum(per_unit) * whole)
 
 
 @dataclass
@@ -222,6 +247,12 @@ class Drafting:
         return None
 
 
+def compare_once() -> None:
+    """Compares vLLM's interface now, and not for each scheduler again: it takes two seconds."""
+    found = INTERFACE.differences()
+    Interface.differences = lambda _: found  # type: ignore[method-assign]
+
+
 def make_scheduler(settings: Settings) -> Any:
     """vLLM's scheduler, for a model with one layer per group that is never loaded."""
     named = arguments(settings)
@@ -234,15 +265,7 @@ def make_scheduler(settings: Settings) -> Any:
 def arguments(settings: Settings) -> dict[str, Any]:
     """What vLLM's engine passes to its scheduler."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its settings ask for Triton
-    quotas = list((settings.options or {}).get("quotas", {}).values())
-    shares = [*quotas, settings.num_blocks - 1 - sum(quotas)]
-    # Blocks that so many tokens take, in all groups.
-    whole = math.lcm(*settings.sizes)
-    room = min(shares) - (settings.slots if settings.drafts or settings.checkpoints else 0)
-    rings = [each.kind == "ring" for each in settings.layers]
-    per_unit = [whole // size for size, ring in zip(settings.sizes, rings, strict=True) if not ring]
-    most = (room - sum(rings)) // sum(per_unit) * whole
-    length = min(MODEL_LENGTH, most)
+    length = settings.length
     scheduling = SchedulerConfig(
         max_num_seqs=settings.max_seqs,
         max_num_batched_tokens=max(settings.budget, settings.max_seqs),
@@ -251,6 +274,8 @@ def arguments(settings: Settings) -> dict[str, Any]:
         enable_chunked_prefill=True,
         async_scheduling=settings.asynchronous,
         policy=settings.policy,
+        watermark=settings.watermark,
+        scheduler_reserve_full_isl=settings.reserves,
     )
     caching = CacheConfig(
         block_size=settings.block_size, cache_dtype="auto", enable_prefix_caching=settings.caching
@@ -390,6 +415,7 @@ class World:
                 max_tokens=rng.randint(1, max(1, min(3 * size, room - len(prompt) - 1))),
                 ignore_eos=True,
                 prompt_logprobs=1 if rng.random() < 0.05 else None,
+                extra_args=self.wish(),
             ),
             None,
             cache_salt=rng.choice([None, None, None, "tenant"]),
@@ -402,6 +428,14 @@ class World:
         self.scheduler.add_request(request)
         self.alive.append(request.request_id)
         self.added.append(request)
+
+    def wish(self) -> dict[str, Any] | None:
+        """The retention that a request asks for."""
+        if not (self.settings.options or {}).get("retention"):
+            return None
+        luck, wish = self.luck, {"blockmgr_priority": self.luck.choice(["low", "high"])}
+        ttl = luck.choice([{}, {"blockmgr_ttl": 0.01}, {"blockmgr_ttl": 60}])
+        return luck.choice([None, wish | ttl, {"blockmgr_expect_reuse": luck.random() < 0.5}])
 
     def earlier(self) -> Request | None:
         """The request that the next prompt continues, if it continues one."""

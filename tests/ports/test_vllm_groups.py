@@ -553,3 +553,24 @@ def test_a_prompt_waits_for_room_in_blocks_of_each_size(
     long = request("a", list(range(1, 41)))
     taken = manager.allocate_slots(long, SIZE, full_sequence_must_fit=True)
     assert (taken is not None) == fits
+
+
+@pytest.mark.parametrize("specs", [(FULL,), (FULL, WINDOW)])
+def test_a_load_begins_beside_reserved_blocks_though_its_whole_prompt_does_not_fit_there(
+    vllm: None, specs: tuple[Any, ...]
+) -> None:
+    manager = make(*specs, num_blocks=16)
+    loaded = request("loaded", range(40))
+    needed = -(-8 // SIZE) * len(specs)
+
+    def load(reserved: int) -> Any:
+        return manager.allocate_slots(
+            loaded,
+            0,
+            num_external_computed_tokens=8,
+            delay_cache_blocks=True,
+            reserved_blocks=reserved,
+        )
+
+    assert load(16 - needed) is None
+    assert load(15 - needed) is not None

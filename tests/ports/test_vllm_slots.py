@@ -69,14 +69,24 @@ def test_the_columns_of_a_step_and_the_one_before_have_different_slots() -> None
 def test_a_step_leaves_the_state_before_its_drafts_or_at_the_end_of_a_block() -> None:
     slots = Slots.after(0, 8, 2)
     for num_tokens, num_drafts, right, state in (
-        (5, 0, 5, (5, 0)),
-        (3, 2, 7, (6, 0)),  # one draft was right
-        (3, 2, 10, (8, 0)),  # it passed the end of the block, from column 1
-        (3, 2, 11, (11, 1)),
+        (4, 0, 4, (4, 0)),
+        (3, 2, 6, (5, 0)),  # one draft was right
+        (3, 2, 9, (8, 0)),  # it passed the end of the block, from column 1
+        (3, 2, 10, (10, 1)),
     ):
         slots.launch(num_tokens, num_drafts)
         slots.report(right)
         assert slots.known() == WholeState(*state)
+
+
+def test_a_request_that_ends_may_have_had_more_right_drafts_than_it_tells() -> None:
+    slots = Slots.after(5, 8, 2)
+    slots.launch(3, 2)  # up to the end of the block
+    slots.report(7)  # both drafts were right, and the request ended before the second
+    assert slots.known() is None
+    slots.launch(3, 2)  # it did not end
+    slots.report(9)
+    assert slots.known() == WholeState(8, 0)
 
 
 def test_a_step_in_flight_hides_the_state_that_it_overwrites() -> None:

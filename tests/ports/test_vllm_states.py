@@ -353,14 +353,14 @@ def test_the_state_at_the_end_of_a_block_is_found_though_drafts_passed_it(vllm: 
 
 
 def test_the_end_of_an_answer_is_found_up_to_its_last_drafts(vllm: None) -> None:
-    scheduler, served = answered(13, min_partial_tokens=1)
-    verify(scheduler, served, 2, END[:2])  # 14 tokens are in the state before the drafts
-    assert served.num_computed_tokens == 15
+    scheduler, served = answered(16, min_partial_tokens=1)
+    verify(scheduler, served, 2, END[:2])  # 17 tokens are in the state before the drafts
+    assert served.num_computed_tokens == 18
     scheduler.manager.free(served)
     following = request("next", [*served._all_token_ids, 90])
-    assert scheduler.manager.get_computed_blocks(following)[1] == 14
+    assert scheduler.manager.get_computed_blocks(following)[1] == 17
     scheduler.chunk(following)  # nobody else reads that state, so it is taken over
-    assert scheduler.tables["next"][1][3] == scheduler.tables["a"][1][3]
+    assert scheduler.tables["next"][1][4] == scheduler.tables["a"][1][4]
 
 
 def test_slots_for_drafts_count_where_blocks_are_counted(vllm: None) -> None:

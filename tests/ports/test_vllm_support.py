@@ -55,3 +55,15 @@ def test_a_default_is_never_the_reason_to_refuse(
     asked = Options.read({"min_partial_tokens": 8})
     refused = options_and_reasons(full, STATE, options=asked, **change)[1]
     assert any("min_partial_tokens" in reason for reason in refused)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_states_of_several_sizes_are_refused_where_a_request_has_several(
+    vllm: None, drafts: int
+) -> None:
+    states = [
+        spec(KINDS.MAMBA, size, mamba_cache_mode="align", num_speculative_blocks=drafts)
+        for size in (272, 544)
+    ]
+    _, reasons = options_and_reasons(spec(block_size=544), *states)
+    assert any("several block sizes" in reason for reason in reasons) is (drafts > 0)

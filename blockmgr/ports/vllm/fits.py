@@ -57,9 +57,22 @@ class Fits:
                 watermark_blocks=room.headroom,
             )
             return verdict is Admission.NOW
-        num_found = num_found or 0
-        fresh = sum(each.num_fresh_blocks(slots, num_found) for each in self._layers)
-        return fresh + self._lookup.num_idle_blocks(prompt, num_found) <= available
+        return self._needed(prompt, slots, num_found or 0) <= available
+
+    def beside(self, prompt: Prompt, room: Room, num_found: int | None) -> bool:
+        """Whether the slots of a step leave the blocks reserved for others.
+
+        Not by the watermark of an admission, with which a prompt may never fit: vLLM may reserve
+        blocks for requests that wait behind this one.
+        """
+        if not room.reserved:
+            return True
+        left = self._available(prompt) - room.headroom - room.reserved
+        return self._needed(prompt, room.slots, num_found or 0) <= left
+
+    def _needed(self, prompt: Prompt, num_slots: int, num_found: int) -> int:
+        fresh = sum(each.num_fresh_blocks(num_slots, num_found) for each in self._layers)
+        return fresh + self._lookup.num_idle_blocks(prompt, num_found)
 
     def growth(self, held: Held, room: Room) -> bool:
         """Whether the growth of a request leaves the blocks reserved for others."""

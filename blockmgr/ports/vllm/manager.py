@@ -345,12 +345,12 @@ class KVCacheManager:
         slots, prompt = room.slots, self.prompts.of(request)
         reads = self.prefix_cache_lookup_enabled(request)
         match = self._lookup.told(num_found) if reads else None
+        found = num_found if reads else None
         misses, explained = self._misses if reads else None, None
         try:
             # If it takes all of its slots, ``admit`` checks whether they fit.
-            if room.whole > slots and not self._fits.whole(
-                prompt, room, num_found if reads else None
-            ):
+            is_whole = room.whole <= slots or self._fits.whole(prompt, room, found)
+            if not (is_whole and self._fits.beside(prompt, room, found)):
                 self._do_without_part(request, num_found)
                 return None
             if misses is not None and misses.is_due:
@@ -360,7 +360,7 @@ class KVCacheManager:
                 num_slots=slots,
                 read_cache=reads,
                 match=match,
-                watermark_blocks=room.headroom + room.reserved,
+                watermark_blocks=room.headroom,
                 num_loaded_tokens=hit.num_loaded if hit.num_loaded > num_found else None,
             )
         except SHORTAGES:

@@ -37,7 +37,7 @@ class Slots:
         drafts: Most drafts of a step.
         first: The column of the first slot.
         computed: Tokens that are right after the steps whose outcome is known; below 0: unknown.
-        state: The last whole state that these steps left.
+        state: The last whole state that these steps left; None if that is unknown.
         steps: Tokens and drafts of each step that was launched since.
     """
 
@@ -45,7 +45,7 @@ class Slots:
     drafts: int
     first: int
     computed: int
-    state: WholeState
+    state: WholeState | None
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
@@ -81,7 +81,7 @@ class Slots:
 
     def known(self) -> WholeState | None:
         """The last whole state, if no step in flight writes its slot."""
-        if self.computed < 0 or len(self.steps) > 1:
+        if self.computed < 0 or self.state is None or len(self.steps) > 1:
             return None
         for num_tokens, num_drafts in self.steps:
             end = self.computed + num_tokens
@@ -93,10 +93,15 @@ class Slots:
         return self.state
 
     def _move(self, num_tokens: int, least: int, end: int) -> None:
-        column = (self.computed + num_tokens - 1) // self.size
+        stop = self.computed + num_tokens
+        column = (stop - 1) // self.size
         block_end = end - end % self.size
         if block_end >= least:
             self.state = WholeState(block_end, block_end // self.size - 1)
+        elif stop % self.size == 0:
+            # Of a request that ends, vLLM 0.33 takes back right drafts behind its last token. If
+            # all were right, the state at the end of the block has replaced this one.
+            self.state = None
         else:
             self.state = WholeState(least, column)
         self.computed = end

@@ -268,8 +268,8 @@ class StateCommits(Commits):
             return False
         if at_stops and num_tokens % self._block_size and num_tokens not in held.stops:
             return False
-        if held.slots is not None:
-            self._manager.place_state(held.handle, held.slot_of(held.slots.state.column))
+        if held.slots is not None and (state := held.slots.state):
+            self._manager.place_state(held.handle, held.slot_of(state.column))
         if num_tokens > held.num_committed:
             self._commit(held, num_tokens)
             held.next_commit = num_tokens + 1

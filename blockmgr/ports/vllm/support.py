@@ -136,6 +136,9 @@ def _not_with_groups(
         for group in groups
     )
     yield "decode context parallelism that splits windows does not work", splits
+    specs = [group.kv_cache_spec for group in groups]
+    sizes = {spec.block_size for spec in specs if extra_blocks_of(group_of(spec))}
+    yield "states of several block sizes, with drafts or checkpoints, do not work", len(sizes) > 1
     yield "ghost_blocks do not work", options.ghost_blocks > 0
     yield "--use-replayssm does not work", vllm_config.cache_config.use_replayssm
     recovers = getattr(vllm_config.cache_config, "use_kda_recoverssm", False)
