@@ -100,7 +100,7 @@ class EventLog {
     std::size_t size = 0;
     void set(std::string_view name) noexcept {
       size = name.size();
-      std::memcpy(bytes, name.data(), size);
+      if (size) std::memcpy(bytes, name.data(), size);  // no bytes have no address
     }
     std::string_view view() const { return {bytes, size}; }
   };
