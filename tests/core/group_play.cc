@@ -276,7 +276,7 @@ Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   const std::string before = snapshot ? core_.fingerprint() : std::string();
   const auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
   const Outcome outcome = trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
-  // A session's next prompt lets go of what only its last one used.
+  // A session's next prompt releases what only its last one used.
   const bool lets_go = setup_.core.max_sessions && (op == kAdmit || op == kEndSession);
   if (op != kFree && op != kPreempt && op != kForget && op != kShrink && !lets_go)
     check_order(waiting);
