@@ -341,8 +341,10 @@ class Held(HostStorage):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.may_read = threading.Event()
+        self.is_read = threading.Event()
 
     def read(self, *args: Any) -> bytes | None:
+        self.is_read.set()
         assert self.may_read.wait(60)
         return super().read(*args)
 
@@ -421,16 +423,24 @@ def test_a_load_that_begins_in_part_keeps_its_blocks_until_the_part_ends(
     def submit_one(call: Any) -> Any:
         calls.append(call)
         if len(calls) > 1:
-            if is_queued:  # as when no thread can start
+            if is_queued:  # as when no thread can start, and another one takes it
                 submit(call)
+                assert storage.is_read.wait(60)
             raise RuntimeError("no thread can start")
-        return submit(call)
+        part = submit(call)
+        if is_queued:  # only the part whose begin failed is held
+            storage.may_read.set()
+            part.result()
+            storage.may_read.clear()
+            storage.is_read.clear()
+        return part
 
     monkeypatch.setattr(executor, "submit", submit_one)
     handle = device.manager.admit(PROMPT, load=True)
     with pytest.raises(RuntimeError, match="no thread can start"):
         device.mover.poll()
     device.manager.free(handle)
+    device.mover.poll()
     assert device.manager.num_available == BLOCKS - 4
     storage.may_read.set()
     device.mover.close()

@@ -160,6 +160,17 @@ class Buggy(FakeStore):
         raise RuntimeError("a bug of the store")
 
 
+def test_a_look_up_that_cannot_begin_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SharedDevice(FakeStore())
+    numbers = [device.manager.look_up([first] * 5) for first in range(3)]
+    with monkeypatch.context() as no_threads:
+        no_threads.setattr(device.mover._reader, "submit", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            device.mover.poll()
+    assert not any(map(device.manager.is_looking_up, numbers))
+    device.close()
+
+
 def test_a_store_with_a_bug_leaves_no_look_up_open() -> None:
     device = SharedDevice(Buggy())
     number = device.manager.look_up(PROMPT)
