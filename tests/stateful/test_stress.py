@@ -67,14 +67,14 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_random_operations_agree_with_the_model_and_leave_memory_right(profile: str) -> None:
-    outcome = stress(Plan(ops=800, seed=1, profiles=[profile]))
-    assert outcome.ops[profile] == 800
+    outcome = stress(Plan(ops=400, seed=1, profiles=[profile]))
+    assert outcome.ops[profile] == 400
 
 
 @pytest.mark.parametrize("profile", sorted(set(PROFILES) - {"huge"}))
 def test_random_operations_leave_books_and_memory_right(profile: str) -> None:
-    outcome = stress(Plan(ops=1_000, seed=2, profiles=[profile], detectors="IK"))
-    assert (outcome.ops[profile], outcome.lock_step) == (1_000, 0)
+    outcome = stress(Plan(ops=500, seed=2, profiles=[profile], detectors="IK"))
+    assert (outcome.ops[profile], outcome.lock_step) == (500, 0)
 
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES[1:])

@@ -215,7 +215,7 @@ def compare(world: World) -> None:
 
 @pytest.mark.parametrize("profile", [name for name in ONE_GROUP if name != "huge"])
 def test_the_snapshot_of_every_block_equals_the_models_after_any_call(profile: str) -> None:
-    for seed in range(8):
+    for seed in range(3):
         run = Run(Plan(100, options={"eviction": "lru"}), profile, seed)
         for _ in range(100):
             run.one()
