@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 TRACES = ("trace.jsonl", "conversation_trace.jsonl")
-SMALL = {"conversations": 250, "system_tokens": 64, "question_tokens": 24, "answer_tokens": 48}
+SMALL = {"conversations": 120, "system_tokens": 64, "question_tokens": 24, "answer_tokens": 48}
 # What runs elsewhere, and where.
 ELSEWHERE = {
     "--ray": "tests/cli/test_on_ray.py",
