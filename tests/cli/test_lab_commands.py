@@ -114,20 +114,19 @@ def test_workload_exports_a_trace_that_can_be_replayed(
         assert 0 < unbounded(back, config).hit_tokens <= unbounded(trace, config).hit_tokens
 
 
-def test_report_covers_a_fleet_a_sample_and_a_warm_up(run: Run, tmp_path: Path) -> None:
+def test_report_covers_a_fleet_and_a_warm_up(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    extra = ("--replicas", "1,2", "--routers", "session", "--warmup", "25%", "--sample", "50%")
+    extra = ("--replicas", "1,2", "--routers", "session", "--warmup", "25%")
     result = run(*REPORT, *extra, "-o", tmp_path / "page.html", "--json")
 
     assert result.exit_code == 0
     document = json.loads(result.stdout)
     assert document["warmup_requests"] == 256
-    assert document["curve_sampling_rate"] == 0.5
     assert [(row["replicas"], row["router"]) for row in document["fleet"]] == [
         (1, "session"),
         (2, "session"),
     ]
-    for part in ("--warmup 25%", "--sample 50%", "--replicas 1,2", "--routers session"):
+    for part in ("--warmup 25%", "--replicas 1,2", "--routers session"):
         assert part in result.stderr
 
 
