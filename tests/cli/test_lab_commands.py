@@ -178,20 +178,6 @@ def test_replay_takes_a_policy(run: Run) -> None:
     assert rates["lru"] != rates["arc"]
 
 
-def test_a_trace_out_of_order_is_bad_input_with_its_line(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    line = '{{"timestamp": {}, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}}\n'
-    path.write_text(line.format(5) + line.format(4), encoding="utf-8")
-    for command in (
-        ("sweep", path),
-        ("plan", path, "--hit-rate", "9%"),
-        ("replay", "--trace", path),
-    ):
-        result = run(*command)
-        assert result.exit_code == 3
-        assert f"{path}:2:2: found timestamp 4, expected at least 5" in result.stderr
-
-
 def test_a_pool_that_is_too_small_has_a_line_without_numbers_and_the_others_are_replayed(
     run: Run,
 ) -> None:
