@@ -67,7 +67,7 @@ def as_html(report: Report) -> str:
         data=data_of(report),
         facts=_tiles(report),
         under=(_under(report), report.summary),
-        made=(made,),
+        made=made,
         command=report.command,
     )
 
