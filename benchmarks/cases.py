@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from blockmgr import BlockManager, Prompt, RecurrentState
+from blockmgr import BlockManager, Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
-
-    from blockmgr import Group
 
 __all__ = [
     "Admit",
@@ -30,7 +26,6 @@ __all__ = [
     "Match",
     "Prompts",
     "cache",
-    "num_tables",
     "touch",
 ]
 
@@ -71,20 +66,13 @@ class Prompts:
         return in_order
 
 
-def num_tables(groups: Sequence[Group]) -> int:
-    """Number of groups with a block for each unit; the others have one block per sequence."""
-    return sum(not isinstance(group, RecurrentState) for group in groups) or 1
-
-
 def touch(manager: BlockManager) -> None:
     """Uses every block once, so that no timed run is the first to touch a page of the pool."""
     size = manager.config.block_size
     most = manager.config.row_width
-    groups = manager.config.groups
-    states = sum(isinstance(group, RecurrentState) for group in groups)
     handles = []
-    while (units := (manager.num_available - states) // num_tables(groups)) > 0:
-        num_tokens = min(most, units) * size
+    while manager.num_available:
+        num_tokens = min(most, manager.num_available) * size
         handles.append(manager.admit(np.zeros(num_tokens, dtype=np.uint32)))
     for handle in reversed(handles):  # leaves the free queue in ascending order
         manager.free(handle)
@@ -108,7 +96,6 @@ class _Warm:
         num_blocks: int = POOL_BLOCKS,
         as_list: bool = False,
         eviction: str = "lru",
-        groups: Sequence[Group] = (),
     ) -> None:
         self.count = num_tokens // block_size
         self.manager = BlockManager(
@@ -117,8 +104,6 @@ class _Warm:
             max_seqs=16,
             max_blocks_per_seq=self.count + 1,
             eviction=eviction,
-            groups=groups,
-            null_block=bool(groups),
         )
         prompt = Prompts().draw(num_tokens + 1)
         cache(self.manager, prompt[:-1])
@@ -256,16 +241,10 @@ class ColdAdmit:
         num_blocks: int = POOL_BLOCKS,
         evicting: bool = False,
         eviction: str = "lru",
-        groups: Sequence[Group] = (),
     ) -> None:
         self.count = num_tokens // block_size
         self.evicting = evicting
-        self._options: dict[str, Any] = {
-            "eviction": eviction,
-            "groups": groups,
-            "null_block": bool(groups),
-        }
-        self._most_taken = (self.count + 1) * num_tables(groups)
+        self._eviction = eviction
         self._num_tokens = num_tokens
         self._shape = (num_blocks, block_size)
         self._prompts = Prompts()
@@ -283,7 +262,7 @@ class ColdAdmit:
             block_size,
             max_seqs=num_blocks // self.count + 1,
             max_blocks_per_seq=self.count,
-            **self._options,
+            eviction=self._eviction,
         )
         touch(self.manager)
 
@@ -291,7 +270,7 @@ class ColdAdmit:
         if self._handle is not None:
             self.manager.free(self._handle)
             self._handle = None
-        if not self.evicting and self.manager.stats().free_blocks < self._most_taken:
+        if not self.evicting and self.manager.stats().free_blocks <= self.count:
             self._build()
         self._prompt = self._prompts.draw(self._num_tokens)
 
@@ -305,10 +284,7 @@ class ColdAdmit:
         stats = self.manager.stats()
         assert stats.hit_tokens == stats.deduplicated_blocks == 0
         evicted = stats.evicted_blocks - self._evicted
-        if self._options["groups"]:  # evicting a boundary frees its whole path
-            assert (evicted > 0) == self.evicting
-        else:
-            assert evicted == (self._runs * self.count if self.evicting else 0)
+        assert evicted == (self._runs * self.count if self.evicting else 0)
 
 
 class DecodeStep:
@@ -328,20 +304,14 @@ class DecodeStep:
         num_blocks: int = POOL_BLOCKS,
         evicting: bool = False,
         eviction: str = "lru",
-        groups: Sequence[Group] = (),
     ) -> None:
         self.evicting = evicting
-        self._options: dict[str, Any] = {
-            "eviction": eviction,
-            "groups": groups,
-            "null_block": bool(groups),
-        }
+        self._eviction = eviction
         self._num_seqs = num_seqs
         self._shape = (num_blocks, block_size)
         self._prompts = Prompts()
         # Half of the pool is allocated before the batch restarts with new prompts.
-        units_of_a_sequence = num_blocks // num_tables(groups) // num_seqs
-        self._steps_of_a_batch = units_of_a_sequence * block_size // 2
+        self._steps_of_a_batch = num_blocks // num_seqs * block_size // 2
         self._build()
         while evicting and self.manager.stats().free_blocks >= block_size:
             cache(self.manager, self._prompts.draw(block_size * block_size))
@@ -354,7 +324,7 @@ class DecodeStep:
             block_size,
             max_seqs=self._num_seqs,
             max_blocks_per_seq=num_blocks // self._num_seqs + 8,
-            **self._options,
+            eviction=self._eviction,
         )
         touch(self.manager)
 
@@ -386,8 +356,7 @@ class DecodeStep:
         filled = self._num_seqs // self._shape[1] * self._steps
         stats, before = self.manager.stats(), self._before
         assert stats.promoted_blocks - before.promoted_blocks == filled
-        if not self._options["groups"]:  # else evicting a boundary frees its whole path
-            assert stats.evicted_blocks - before.evicted_blocks == (filled if self.evicting else 0)
+        assert stats.evicted_blocks - before.evicted_blocks == (filled if self.evicting else 0)
         assert len(np.unique(self.slots)) == self._num_seqs
 
 
@@ -396,22 +365,13 @@ class Fork:
 
     count = 1
 
-    def __init__(
-        self,
-        num_blocks: int = 2048,
-        num_children: int = 8,
-        block_size: int = 16,
-        *,
-        groups: Sequence[Group] = (),
-    ) -> None:
+    def __init__(self, num_blocks: int = 2048, num_children: int = 8, block_size: int = 16) -> None:
         self._num_children = num_children
         self.manager = BlockManager(
-            2 * (num_blocks + 1) * num_tables(groups),
+            2 * (num_blocks + 1),
             block_size,
             max_seqs=num_children + 1,
             max_blocks_per_seq=num_blocks,
-            groups=groups,
-            null_block=bool(groups),
         )
         prompt = Prompts().draw(num_blocks * block_size)
         self.parent = self.manager.admit(prompt)
@@ -428,7 +388,5 @@ class Fork:
 
     def check(self) -> None:
         assert len(self.children) == self._num_children
-        states = sum(isinstance(group, RecurrentState) for group in self.manager.config.groups)
-        used = self._used + self._num_children * states
-        assert self.manager.stats().used_blocks == used
+        assert self.manager.stats().used_blocks == self._used
         self.prepare()

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.cases import PROMPT_TOKENS, Prompts, cache, num_tables
-from blockmgr import BlockManager, RecurrentState
+from benchmarks.cases import PROMPT_TOKENS, Prompts, cache
+from blockmgr import BlockManager
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from blockmgr import Group
 
 __all__ = ["LargePoolAdmit", "LargePoolMatch"]
 
@@ -28,17 +26,13 @@ class _LargePool:
     all others pass through the cache (50 MB at the defaults), so every block is a miss.
     """
 
-    def __init__(
-        self, num_blocks: int, num_prompts: int, num_tokens: int, groups: tuple[Group, ...]
-    ) -> None:
+    def __init__(self, num_blocks: int, num_prompts: int, num_tokens: int) -> None:
         self.manager = BlockManager(
             num_blocks,
             16,
             max_seqs=MAX_SEQS,
             # Also the sequences that shuffle the pool have it to themselves.
             max_blocks_per_seq=max(num_tokens // 16 + 1, num_blocks // MAX_SEQS),
-            groups=groups,
-            null_block=bool(groups),
         )
         prompts = Prompts()
         self._shuffle_free_blocks(prompts)
@@ -51,10 +45,8 @@ class _LargePool:
         # Sequences grow block by block in random order and are freed in random order. The first
         # pass leaves ascending runs in each row; the second breaks them up.
         manager = self.manager
-        groups = manager.config.groups
-        num_states = sum(isinstance(group, RecurrentState) for group in groups)
         num_seqs = manager.config.max_seqs
-        num_blocks = (manager.num_available // num_seqs - num_states) // num_tables(groups)
+        num_blocks = manager.num_available // num_seqs
         for _ in range(2):
             slots = {manager.admit([0]): 16 for _ in range(num_seqs)}
             for handle in prompts.shuffled(np.repeat(list(slots), num_blocks - 1)):
@@ -80,10 +72,9 @@ class LargePoolMatch:
         num_blocks: int = LARGE_POOL_BLOCKS,
         num_prompts: int = 128,
         num_tokens: int = PROMPT_TOKENS,
-        groups: tuple[Group, ...] = (),
     ) -> None:
         self.count = num_tokens // 16
-        self._pool = _large_pool(num_blocks, num_prompts, num_tokens, groups)
+        self._pool = _large_pool(num_blocks, num_prompts, num_tokens)
         self._manager = self._pool.manager
 
     def prepare(self) -> None:

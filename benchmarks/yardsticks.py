@@ -1,15 +1,14 @@
-"""What do the exact curve, a sampled curve and the optimum cost on a whole trace?
+"""What do the hit-rate curve and the optimum cost on a whole trace?
 
 Prints processor seconds, and nanoseconds for each block looked up, of one run each on a trace in
-Mooncake's or blockmgr's format: the list of references from which both start, the exact curve
-(every capacity at once), the optimum at several capacities, and sampled curves with their largest
-error in points of hit rate over 200 capacities, for several salts. With ``--check``, the naive
-simulations of the tests also run at those capacities, and must find exactly the same hits; with 16
-tokens per block that takes minutes, and the trace must have hash ids.
+Mooncake's or blockmgr's format: the list of references from which both start, the curve (every
+capacity at once), and the optimum at several capacities. With ``--check``, the naive simulations of
+the tests also run at those capacities, and must find exactly the same hits; with 16 tokens per
+block that takes minutes, and the trace must have hash ids.
 
 Not measured: reading the file.
 
-Run: python -m benchmarks.yardsticks TRACE [--block-size 16] [--rates 0.1,0.01] [--check]
+Run: python -m benchmarks.yardsticks TRACE [--block-size 16] [--check]
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from blockmgr import __version__
-from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
+from blockmgr.lab.curve import Curve, hit_rate_curve
 from blockmgr.lab.optimum import optima_of
 from blockmgr.lab.references import References, references
 from blockmgr.lab.replay import ReplayConfig
@@ -40,12 +39,6 @@ def timed(what: str, blocks: int, work: Callable[[], T]) -> T:
     seconds = time.process_time() - start
     print(f"{what:<32}{seconds:>9.2f} s{1e9 * seconds / blocks:>9.1f} ns/block", flush=True)
     return result
-
-
-def largest_error(curve: Curve, other: Curve) -> float:
-    first = max(curve.exact_from, other.longest_request_blocks)
-    asked = np.linspace(first, max(first, int(curve.capacities[-1])), 200).astype(int).tolist()
-    return 100 * max(abs(curve.hit_rate_at(n) - other.hit_rate_at(n)) for n in asked)
 
 
 def check(trace: Trace, config: ReplayConfig, stream: References, curve: Curve) -> None:
@@ -66,8 +59,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("trace")
     parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--rates", default="0.1,0.01")
-    parser.add_argument("--salts", type=int, default=5)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     trace = read_trace(args.trace)
@@ -89,16 +80,6 @@ def main() -> None:
         print(
             f"    {100 * curve.hit_rate_at(size):.2f} % LRU, {100 * found.hit_rate:.2f} % optimum"
         )
-    for rate in map(float, args.rates.split(",")):
-        errors = []
-        for salt in range(args.salts):
-            sample = timed(
-                f"sampled curve, {rate}",
-                blocks,
-                lambda: sampled_curve(trace, config, rate, salt=salt),  # noqa: B023
-            )
-            errors.append(largest_error(curve, sample))
-        print("    largest errors, points: " + ", ".join(f"{error:.2f}" for error in errors))
     if args.check:
         check(trace, config, stream, curve)
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from blockmgr import __version__
 from blockmgr.cli.common import WrongInput, one_line_errors, repeat_command
 from blockmgr.cli.options import debug_option, how_options_of
 from blockmgr.errors import BlockMgrError, MissingExtraError, UnsupportedModelError
+from blockmgr.lab.report import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,6 @@ WORDS: Final = tuple(_TEXT.split())
 
 
 RESULT_SAYS_NO: Final = 1
-PLAIN_WIDTH: Final = 500
 
 # Prompts with a common prefix, so that they share blocks.
 DEMO_PROMPTS: Final = tuple(
@@ -331,11 +330,8 @@ def _print_text(
 
 
 def _print_report(report: EngineReport, file: TextIO) -> None:
-    """Print what sharing saved: a table on a terminal, plain aligned lines elsewhere."""
-    console = Console(file=file)
-    plain = not console.is_terminal
-    frame = None if plain else box.SIMPLE
-    table = Table(show_header=False, box=frame, padding=(0, 1, 0, 0), pad_edge=False)
+    """Print what sharing saved."""
+    table = Table(show_header=False, box=box.SIMPLE)
     table.add_column()
     table.add_column(justify="right")
     rows = (
@@ -350,7 +346,7 @@ def _print_report(report: EngineReport, file: TextIO) -> None:
     )
     for name, value in rows:
         table.add_row(name, f"{value:,}")
-    (Console(file=file, width=PLAIN_WIDTH) if plain else console).print(table)
+    print_table(table, file)
 
 
 def _print_json(

@@ -27,7 +27,7 @@ from blockmgr.cli.options import (
 from blockmgr.files import check_output
 from blockmgr.lab.choices import parse_policies, whole_numbers
 from blockmgr.lab.routers import ROUTERS
-from blockmgr.lab.study import parse_capacities, parse_share
+from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
@@ -69,13 +69,6 @@ def _replica_counts(text: str) -> tuple[int, ...]:
     default="all",
 )
 @warmup_option
-@read_option(
-    "--sample",
-    parse_share,
-    "SHARE",
-    "Blocks that the curve looks at; with fewer than all, the page shows its error.",
-    default="100%",
-)
 @read_option(
     "--replicas",
     _replica_counts,
@@ -122,7 +115,6 @@ def report(
         run.refuse("--replicas", "routers")
     asked = page.Extent(
         warmup=warmup_requests(run.trace, extent.pop("warmup")),
-        sampling_rate=float(extent.pop("sample")),
         seed=run.seed,
         model=run.model,
         **extent,

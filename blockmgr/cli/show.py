@@ -64,7 +64,7 @@ STYLES: Final = {
 @read_option(
     "--at", parse_share, "SHARE", "Show the pool after this share of the steps.  [default: 50%]"
 )
-@file_option("--output -o", "Draw a map into a .html or .svg instead of printing text.")
+@file_option("--output -o", "Draw a map into a .svg instead of printing text.")
 @json_option("Print JSON instead of text.")
 @debug_option
 @given
@@ -86,9 +86,9 @@ def show(
     if output is not None and run.json_wanted:
         raise click.UsageError("--output and --json exclude each other", run.ctx)
     if output is not None:
-        from blockmgr.lab.block_map import SUFFIXES  # noqa: PLC0415  (matplotlib only when drawing)
+        from blockmgr.lab.block_map import SUFFIX  # noqa: PLC0415  (matplotlib only when drawing)
 
-        check_output(output, suffixes=SUFFIXES, inputs=run.source.files)
+        check_output(output, suffixes=(SUFFIX,), inputs=run.source.files)
     blocks = capacity.blocks(working_set_blocks(run.trace, run.config))
     if step is None:
         at = Fraction(1, 2) if at is None else at

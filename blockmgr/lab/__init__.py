@@ -4,7 +4,7 @@
 * ``formats``: trace files, with one reader per format.
 * ``workloads``: seeded generators of requests.
 * ``replay``: a trace through a ``BlockManager``, with concurrency; all of it, or up to a step.
-* ``block_map``: a manager drawn, as a web page or as SVG.
+* ``block_map``: a manager drawn as SVG.
 * ``attainable``: the hit rate of an unbounded pool on the same trace.
 * ``references`` and ``runs``: the blocks a trace refers to, as a forest of runs.
 * ``optimum``: an upper bound for any eviction order.

@@ -1,51 +1,31 @@
 """Draws a manager: its blocks, their states and holders, and the eviction order.
 
-::
-
-    block_map(manager) ──► BlockMap ──► as_svg, as_html ──► a file that needs no other
-
-The picture shows pools of 8 to 100,000 blocks; the page has the same numbers as tables, too. Needs
-the extra ``plot``.
+The picture shows pools of 8 to 100,000 blocks. Needs the extra ``plot``.
 """
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from blockmgr.block_words import GroupBlocks, count, group_blocks
+from blockmgr.block_words import count
 from blockmgr.blocks import BlockSnapshot, BlockState
 from blockmgr.files import check_output, printable, replacing
-from blockmgr.inspect import Row, ranges, rows
-from blockmgr.lab.html import Part, Table, page
+from blockmgr.inspect import Row, rows
 from blockmgr.lab.plot import drawn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from blockmgr.manager import BlockManager
 
-__all__ = ["SUFFIXES", "BlockMap", "as_html", "as_svg", "block_map", "save_block_map"]
+__all__ = ["SUFFIX", "BlockMap", "as_svg", "block_map", "save_block_map"]
 
-SUFFIXES: Final = (".html", ".svg")
-
-Ids = npt.NDArray[np.int32]
-
-STATES: Final[Mapping[BlockState, str]] = {
-    BlockState.CACHED: "in use, found by prompts with the same prefix",
-    BlockState.OWNED: "in use, not cached",
-    BlockState.IDLE: "not in use, still cached",
-    BlockState.FENCED: "waiting for a step to complete",
-    BlockState.FREE: "holding nothing",
-    BlockState.NULL: "target of padded writes",
-    BlockState.OUT: "out of use",
-}
-"""Every state with its meaning, in the order of maps."""
+SUFFIX: Final = ".svg"
 
 LOOKS: Final = (
     *(("cached", "#5DBB9D"), ("owned", "#E69F00"), ("owned, not computed", "#F7D283")),
@@ -60,8 +40,6 @@ NEXT_PREFIX: Final = "#A9D6F2"
 WIDTH: Final = 11.0  # inches
 MOST_ROWS: Final = 160
 MOST_WITH_IDS: Final = 512
-MOST_LINES: Final = 2000
-MOST_RANGES: Final = 40
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +52,6 @@ class BlockMap:
         blocks: Every block.
         rows: The live sequences; those that begin with the same blocks are neighbours.
         details: For each row: tokens, computed tokens, whether it is preempted.
-        groups: The blocks of each group of layers; empty without groups.
     """
 
     title: str
@@ -82,15 +59,6 @@ class BlockMap:
     blocks: BlockSnapshot
     rows: tuple[Row, ...]
     details: tuple[tuple[int, int, bool], ...]
-    groups: tuple[GroupBlocks, ...]
-    _owners: npt.NDArray[np.int32] = field(repr=False)
-    _first_owner: npt.NDArray[np.int64] = field(repr=False)
-
-    @property
-    def states(self) -> list[tuple[BlockState, int]]:
-        """The states that occur, with the number of blocks in each."""
-        counts = [(state, self.blocks.count(state)) for state in STATES]
-        return [(state, number) for state, number in counts if number]
 
     @property
     def looks(self) -> npt.NDArray[np.int64]:
@@ -103,11 +71,6 @@ class BlockMap:
         found[owned & (blocks.num_computed_tokens < blocks.num_tokens)] += 1
         found[owned & (blocks.num_tokens == 0)] += 2
         return found
-
-    def holders(self, block: int) -> list[int]:
-        """Indices into ``rows`` of the sequences whose tables name a block."""
-        first, last = self._first_owner[block : block + 2]
-        return [int(row) for row in self._owners[first:last]]
 
 
 def block_map(
@@ -125,70 +88,38 @@ def block_map(
         names: Names of sequences by handle; others are called by their row.
         facts: Pairs of a name and a value to print with the map.
 
-    Cost: O(blocks + entries of all block tables), and a sort of those entries.
+    Cost: O(blocks + entries of all block tables).
     """
-    blocks = manager.blocks()
     shown = tuple(rows(manager, names))
-    # With groups of layers, a sequence holds blocks in each; the null block does not count.
-    tables = [
-        np.concatenate([row.block_ids, *(table[table > 0] for _, table in row.further)])
-        for row in shown
-    ]
-    entries = np.concatenate(tables) if tables else np.zeros(0, dtype=np.int32)
-    owners = np.repeat(np.arange(len(shown), dtype=np.int32), [len(table) for table in tables])
-    order = np.argsort(entries, kind="stable")
-    first = np.zeros(len(blocks) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(entries, minlength=len(blocks)), out=first[1:])
     return BlockMap(
         title=title,
         facts=tuple(facts),
-        blocks=blocks,
+        blocks=manager.blocks(),
         rows=shown,
         details=tuple(
             (row.view.num_tokens, row.view.num_computed_tokens, row.view.is_preempted)
             for row in shown
         ),
-        groups=tuple(group_blocks(manager, blocks)),
-        _owners=owners[order],
-        _first_owner=first,
     )
 
 
 def save_block_map(shown: BlockMap, path: str | Path) -> Path:
-    """Write a map into a file, as HTML or SVG by its suffix.
+    """Write a map into an SVG file.
 
     Raises:
-        ValueError: The suffix is neither ``.html`` nor ``.svg``, there is no such folder, or it is
-            a folder or a symbolic link.
+        ValueError: The suffix is not ``.svg``, there is no such folder, or it is a folder or a
+            symbolic link.
         OSError: The file cannot be written; an existing file is unchanged.
     """
-    target = check_output(path, suffixes=SUFFIXES)
-    text = as_svg(shown) if target.suffix.lower() == ".svg" else as_html(shown)
+    target = check_output(path, suffixes=(SUFFIX,))
     with replacing(target) as file:
-        file.write(text.encode())
+        file.write(as_svg(shown).encode())
     return target
 
 
 def as_svg(shown: BlockMap) -> str:
     """A block map as one SVG document. The same map gives the same text."""
-    title = [shown.title, *(f"{name}: {value}" for name, value in shown.facts)]
-    return _picture(shown, "\n".join(map(printable, title)))
-
-
-def as_html(shown: BlockMap) -> str:
-    """A block map as one page that needs no other file. The same map gives the same text."""
-    text = (
-        "From top to bottom: all blocks by state; who holds what, where a row is a sequence, a "
-        "column a place in its block table, and a line separates blocks that differ; idle blocks "
-        "in the order of eviction, in another shade where another prefix begins; and every block "
-        "by its id, with the number of sequences that share it."
-    )
-    states = ", ".join(f"{number:,} {state.name.lower()}" for state, number in shown.states)
-    drawing = Part("map", "The pool", text, states, _picture(shown), tuple(_tables(shown)))
-    return page(shown.title, parts=[drawing], facts=shown.facts)
-
-
-def _picture(shown: BlockMap, title: str = "") -> str:
+    words = [shown.title, *(f"{name}: {value}" for name, value in shown.facts)]
     idle = shown.blocks.eviction_order
     visible = shown.rows[:MOST_ROWS]
     heights = [0.7]
@@ -199,8 +130,8 @@ def _picture(shown: BlockMap, title: str = "") -> str:
     heights = [min(height, 9.0) for height in heights[:-1]] + [min(heights[-1], 6.0)]
 
     def draw(canvas: Any) -> None:
-        if title:
-            canvas.suptitle(title, x=0.01, ha="left", fontsize=10)
+        title = "\n".join(map(printable, words))
+        canvas.suptitle(title, x=0.01, ha="left", fontsize=10)
         panels = canvas.subplots(len(heights), 1, height_ratios=heights, squeeze=False)
         first, *middle, last = panels[:, 0]
         looks = shown.looks
@@ -211,7 +142,7 @@ def _picture(shown: BlockMap, title: str = "") -> str:
             _draw_idle(middle[-1], shown)
         _draw_pool(last, shown, looks)
 
-    size = (WIDTH, sum(heights) + 0.25 * (2 + title.count("\n")))
+    size = (WIDTH, sum(heights) + 0.25 * (1 + len(words)))
     return drawn(size, draw).decode()
 
 
@@ -323,82 +254,3 @@ def _draw_pool(axes: Any, shown: BlockMap, looks: npt.NDArray[np.int64]) -> None
         axes.annotate("", xy=to, xytext=from_, arrowprops={"arrowstyle": "->"})
     arrows = "; an arrow is a copy that has not run" if len(copies) else ""
     axes.set_title(f"The pool, by block id{arrows}", loc="left")
-
-
-def _tables(shown: BlockMap) -> Iterator[Table]:
-    """The tables that are not empty."""
-    total = len(shown.blocks)
-    states = [
-        (state.name.lower(), f"{number:,}", f"{100 * number / total:.1f} %", STATES[state])
-        for state, number in shown.states
-    ]
-    yield Table("Blocks by state", ("state", "blocks", "share", "meaning"), states)
-    if shown.groups:
-        lines: list[tuple[str, ...]] = [
-            (str(held.number), repr(held.group), f"{held.used:,}", f"{held.cached:,}")
-            for held in shown.groups
-        ]
-        headings = ("group", "its layers read", "in use", "cached")
-        yield Table("Blocks by group of layers", headings, lines)
-    if shown.rows:
-        headings_ = ("sequence", "tokens", "computed", "blocks", "shared", "block ids")
-        yield Table("Sequences", headings_, _sequence_lines(shown))
-    if np.any(shown.blocks.copy_source >= 0):
-        headings = ("into block", "from block", "tokens", "state")
-        yield Table("Copies that have not run", headings, _copy_lines(shown))
-    if shown.blocks.count(BlockState.IDLE):
-        headings = ("evicted after", "block", "tokens", "continues")
-        yield Table("Idle blocks in the order of eviction", headings, _first(_idle_lines(shown)))
-    every = ("blocks", "state", "shared by", "tokens", "computed", "held by")
-    yield Table("Every block", every, _first(_block_lines(shown)))
-
-
-def _first(lines: Iterator[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """As many lines as a page has, and a note if there are more."""
-    found = list(itertools.islice(lines, MOST_LINES + 1))
-    return found if len(found) <= MOST_LINES else [*found[:-1], ("and more, left out here",)]
-
-
-def _sequence_lines(shown: BlockMap) -> list[tuple[str, ...]]:
-    lines = []
-    for row, (tokens, computed, preempted) in zip(shown.rows, shown.details, strict=True):
-        shared = int(np.count_nonzero(shown.blocks.ref_count[row.block_ids] > 1))
-        ids = "none: preempted" if preempted else ranges(row.block_ids.tolist(), MOST_RANGES)
-        numbers = (tokens, computed, len(row.block_ids), shared)
-        lines.append((row.name, *(f"{number:,}" for number in numbers), ids))
-    return lines
-
-
-def _copy_lines(shown: BlockMap) -> list[tuple[str, ...]]:
-    blocks = shown.blocks
-    lines = []
-    for block in np.flatnonzero(blocks.copy_source >= 0).tolist():
-        state = "taken, not resolved" if blocks.copy_taken[block] else "pending"
-        numbers = (block, blocks.copy_source[block], blocks.copy_tokens[block])
-        lines.append((*map(str, numbers), state))
-    return lines
-
-
-def _idle_lines(shown: BlockMap) -> Iterator[tuple[str, ...]]:
-    blocks = shown.blocks
-    for rank, block in enumerate(blocks.eviction_order.tolist()):
-        parent = int(blocks.parent[block])
-        before = f"block {parent}" if parent >= 0 else "nothing: it begins a prompt"
-        yield count(rank, "other"), str(block), str(blocks.num_tokens[block]), before
-
-
-def _block_lines(shown: BlockMap) -> Iterator[tuple[str, ...]]:
-    """Every block by id; neighbours that are alike share a line."""
-    blocks = shown.blocks
-    columns = (blocks.state, blocks.ref_count, blocks.num_tokens, blocks.num_computed_tokens)
-
-    def look(block: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-        numbers = tuple(int(column[block]) for column in columns)
-        return numbers, int(blocks.group[block]), tuple(shown.holders(block))
-
-    for ((state, *numbers), group, holders), alike in itertools.groupby(range(len(blocks)), look):
-        names = ", ".join(shown.rows[row].name for row in holders)
-        if shown.groups and names:
-            names += f" (group {group})"
-        name = BlockState(state).name.lower()
-        yield ranges(alike), name, *(f"{number:,}" for number in numbers), names

@@ -76,18 +76,16 @@ class Part:
         return b64encode(self.picture.encode()).decode()
 
 
-def page(title: str, *, parts: Sequence[Part], data: object = None, **more: Any) -> str:
+def page(title: str, *, parts: Sequence[Part], data: object, **more: Any) -> str:
     """A page as text. The same arguments give the same text.
 
     Args:
         title: Its title, such as a file name with any characters.
         parts: Its charts.
-        data: The numbers of the page, for a script element with JSON; None for none.
+        data: The numbers of the page, for a script element with JSON.
         more: Other parts of the template: ``facts``, ``under``, ``made`` and ``command``.
     """
-    known = {"facts": (), "under": (), "made": (), "command": "", **more}
-    script = "" if data is None else script_data(data)
-    text: str = _template().render(title=title, parts=parts, data=script, **known)
+    text: str = _template().render(title=title, parts=parts, data=script_data(data), **more)
     return text.translate(UNWRITABLE) + "\n"
 
 

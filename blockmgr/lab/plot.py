@@ -184,7 +184,7 @@ def draw_curve(
     ticks: Sequence[str],
     ceiling: tuple[str, float] | None = None,
     optimum: Sequence[float] = (),
-    line: tuple[Any, Any, Any] | None = None,
+    line: tuple[Any, Any] | None = None,
 ) -> None:
     """Hit rate over pool size, on a logarithmic axis.
 
@@ -195,7 +195,7 @@ def draw_curve(
         ticks: Their names.
         ceiling: Name and hit rate of an unbounded pool.
         optimum: The most that any order of eviction finds at these sizes; empty if unknown.
-        line: Sizes, hit rates and errors of a curve through all sizes; None to join the replays.
+        line: Sizes and hit rates of a curve through all sizes; None to join the replays.
     """
     sizes, percents = np.array(blocks), 100 * np.array(rates)
     labelled = _spaced(sizes)
@@ -205,13 +205,8 @@ def draw_curve(
         at = 100 * ceiling[1]
         axes.axhline(at, color=CEILING, linestyle=DASHED, linewidth=1.4)
         _label(axes, f"{ceiling[0]}: {at:.1f} %", (float(sizes[0]), at), CEILING)
-    if line is None:
-        axes.plot(sizes, percents, color=MEASURED, linewidth=1.8)
-    else:
-        along, middle, error = line
-        low, high = 100 * np.maximum(0, middle - error), 100 * np.minimum(1, middle + error)
-        axes.fill_between(along, low, high, color=MEASURED, alpha=0.25, linewidth=0)
-        axes.plot(along, 100 * middle, color=MEASURED, linewidth=1.8)
+    along, found = (sizes, np.array(rates)) if line is None else line
+    axes.plot(along, 100 * found, color=MEASURED, linewidth=1.8)
     axes.plot(sizes, percents, color=MEASURED, marker="o", markersize=5, linestyle="")
     for number in labelled:
         point = (float(sizes[number]), float(percents[number]))

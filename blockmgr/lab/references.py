@@ -33,9 +33,7 @@ id; for a prompt known by tokens it is a separate block.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -64,17 +62,13 @@ if TYPE_CHECKING:
 __all__ = ["NO_RUN", "References", "Rule", "columns_of", "references"]
 
 
-def references(
-    trace: Trace, config: ReplayConfig, rule: Rule = "manager", *, sample: Sample | None = None
-) -> References:
+def references(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> References:
     """The blocks that ``trace`` refers to at ``config.block_size``.
 
     Args:
         trace: The requests.
         config: Config of the replay.
         rule: Rule for the blocks of a prompt.
-        sample: Selects the blocks to include; None for all. The forest contains only the selected
-            blocks, but the block counts of requests include all blocks.
 
     Raises:
         ValueError: There is no such rule, ``config`` has groups of layers, or the trace cannot be
@@ -92,57 +86,30 @@ def references(
         raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
     check_one_group(config, "references to blocks")
     trace.check_block_size(config.block_size)
-    return columns_of(trace, config, rule, sample)
+    return columns_of(trace, config, rule)
 
 
-Sample = Callable[[bytes, bytes], tuple[bytes, bool]]
-"""Maps the digest of a prefix and the bytes after it to the digest of both, and to whether the
-block that ends there is in the sample."""
-
-
-def columns_of(
-    trace: Trace, config: ReplayConfig, rule: Rule = "manager", sample: Sample | None = None
-) -> References:
+def columns_of(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> References:
     """``references`` at any block size; blocks are equal if their tokens are."""
-    if sample is None and (by_ids := id_replays(trace, config)) is not None:
-        return by_ids.columns(rule)
-    return _Entering(trace, config, rule, sample).columns()
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """The selected segments of a path.
-
-    Attributes:
-        ids: Their ids.
-        starts: Number of blocks of the path before each of them.
-        digest: Digest of all segments, selected or not; that of the namespace without a sample.
-    """
-
-    ids: list[int]
-    starts: list[int]
-    digest: bytes
+    by_ids = id_replays(trace, config)
+    return _Entering(trace, config, rule).columns() if by_ids is None else by_ids.columns(rule)
 
 
 class _Entering:
     """Enters the prompts and known outputs of a trace into a forest."""
 
-    def __init__(
-        self, trace: Trace, config: ReplayConfig, rule: Rule, sample: Sample | None
-    ) -> None:
+    def __init__(self, trace: Trace, config: ReplayConfig, rule: Rule) -> None:
         self._trace = trace
         self._config = config
         self._remapped = replace(config, dedup="remap")  # a request rarely holds a block twice
         self._rule = rule
-        self._sample = sample
         size = trace.segment_size(config.block_size)
         self._hashed = trace.is_hashed and size == trace.tokens_per_id
         self._segment_blocks = size // config.block_size
         self._paths = Paths(self._segment_blocks)
-        self._ids: dict[bytes, int] = {}  # of segments by content, or by digest in a sample
+        self._ids: dict[bytes, int] = {}  # of segments by content
         self._ends = array("q")  # the path that each sample continues
         self._own = array("q")  # and the blocks after it that no other path has
-        self._outputs = 0  # made-up tokens
 
     def columns(self) -> References:
         requests = np.array([self._enter(request) for request in self._trace.requests])
@@ -158,8 +125,7 @@ class _Entering:
         """Enter a request's paths; returns its ``COLUMNS``, with its path for its runs."""
         size, prompt = self._config.block_size, request.num_prompt_tokens
         limit, cached = prompt_blocks(self._rule, prompt, size)
-        start = _Path([], [], request.namespace)
-        path = self._extended(start, self._prompt_keys(request, cached), 0, cached)
+        path = self._extended([], self._prompt_keys(request, cached), 0, cached)
         number = self._add(request, path, limit, cached)
         outputs = () if self._rule == "ids" else request.outputs
         held = cached
@@ -169,12 +135,14 @@ class _Entering:
             end = number
             if blocks > cached:
                 keys = self._token_keys(np.concatenate((request.tokens(), output)), cached, blocks)
-                end = self._add(request, self._extended(path, keys, cached, blocks), blocks, blocks)
+                longer = self._extended(path, keys, cached, blocks)
+                end = self._add(request, longer, blocks, blocks)
                 held += blocks - cached
             self._ends.append(end)
             self._own.append(0)
         if not outputs:
-            own = self._own_blocks(path, request)
+            [length] = self._config.output_lengths(request)
+            own = made_up_blocks(self._rule, prompt, length, size)
             self._ends.extend([number] * request.num_samples)
             self._own.extend([own] * request.num_samples)
             held += own
@@ -188,19 +156,10 @@ class _Entering:
         times = (request.arrival_ms, self._config.service_ms(request))
         return (*times, number, number, *blocks_of_it, prompt, last_tokens, request.num_samples)
 
-    def _own_blocks(self, path: _Path, request: Request) -> int:
-        """The selected blocks of an output of which only the length is known."""
-        if self._rule == "ids":
-            return 0
-        [length] = self._config.output_lengths(request)
-        size = self._config.block_size
-        blocks = made_up_blocks(self._rule, request.num_prompt_tokens, length, size)
-        if self._sample is None:
-            return blocks
-        self._outputs += 1
-        name = b"output" + self._outputs.to_bytes(8)
-        keys = (name + number.to_bytes(8) for number in range(blocks))
-        return sum(self._sample(path.digest, key)[1] for key in keys)
+    def _add(self, request: Request, path: list[int], limit: int, blocks: int) -> int:
+        """Enter a path of so many blocks, as far as it has ids, and cut it at its limit."""
+        most = len(path) * self._segment_blocks
+        return self._paths.add(request.namespace, path, min(limit, most), min(blocks, most))
 
     def _prompt_keys(self, request: Request, blocks: int) -> Iterable[bytes]:
         if self._hashed and isinstance(request.prompt, HashedPrompt):
@@ -211,29 +170,8 @@ class _Entering:
         size = self._config.block_size
         return (tokens[n * size : (n + 1) * size].tobytes() for n in range(start, stop))
 
-    def _extended(self, path: _Path, keys: Iterable[bytes], start: int, stop: int) -> _Path:
-        """``path`` of ``start`` blocks, extended by ``keys`` up to ``stop`` blocks."""
-        ids, starts, digest, known = path.ids.copy(), path.starts.copy(), path.digest, self._ids
-        for begin, key in zip(range(start, stop, self._segment_blocks), keys, strict=False):
-            name, looked_at = key, True
-            if self._sample is not None:
-                name, looked_at = self._sample(digest, key)
-                digest = name
-            if not looked_at:
-                continue
-            ids.append(known.setdefault(name, len(known)))
-            starts.append(begin)
-        return _Path(ids, starts, digest)
-
-    def _add(self, request: Request, path: _Path, limit: int, blocks: int) -> int:
-        """Enter a path that ends after so many blocks, and cut it there and at its limit."""
-        ends = [self._selected(path, before) for before in (limit, blocks)]
-        return self._paths.add(request.namespace, path.ids, *ends)
-
-    def _selected(self, path: _Path, blocks: int) -> int:
-        """The selected blocks among the first ``blocks`` of a path."""
-        last = bisect_left(path.starts, blocks) - 1
-        if last < 0:
-            return 0
-        within = min(self._segment_blocks, blocks - path.starts[last])
-        return last * self._segment_blocks + within
+    def _extended(self, path: list[int], keys: Iterable[bytes], start: int, stop: int) -> list[int]:
+        """The ids of ``path``, of ``start`` blocks, and of the segments up to ``stop`` blocks."""
+        known = self._ids
+        each = zip(range(start, stop, self._segment_blocks), keys, strict=False)
+        return [*path, *(known.setdefault(key, len(known)) for _, key in each)]

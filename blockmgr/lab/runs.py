@@ -109,12 +109,6 @@ class References:
         """Blocks looked up: those that may hit."""
         return int(self.column("limit_blocks").sum())
 
-    @property
-    def looked_at_blocks(self) -> int:
-        """Of the blocks looked up, those in the sample."""
-        limit = self.column("limit")
-        return int(self.end[limit[limit != NO_RUN]].sum())
-
     def counted_after(self, number: int) -> References:
         """The same references, without counting the first requests.
 

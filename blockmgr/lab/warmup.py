@@ -92,30 +92,20 @@ def curve_after(whole: Curve, first: Curve) -> Curve:
 
     Args:
         whole: Curve of the whole trace.
-        first: Curve of its first requests, from all blocks or from the same sample as ``whole``.
-
-    Returns:
-        A curve whose errors, if any, are at most the sum of both errors.
+        first: Curve of its first requests.
     """
     sizes = np.union1d(whole.capacities, first.capacities)
     sizes = sizes[sizes >= whole.longest_request_blocks]
-    asked = whole.query_tokens - first.query_tokens
 
     def after(name: str) -> Counts:
         found, before = (between(each, getattr(each, name), sizes) for each in (whole, first))
-        # The difference of two estimates may decrease slightly.
+        # Below ``exact_from``, the difference of two estimates may decrease slightly.
         return np.maximum.accumulate(np.maximum(found - before, 0))
 
-    errors = None
-    if whole.hit_rate_errors is not None and first.hit_rate_errors is not None:
-        of_all = np.interp(sizes, whole.capacities, whole.hit_rate_errors) * whole.query_tokens
-        of_first = np.interp(sizes, first.capacities, first.hit_rate_errors) * first.query_tokens
-        errors = np.minimum(1.0, (of_all + of_first) / asked)
     return replace(
         whole,
         capacities=sizes,
         hit_blocks=after("hit_blocks"),
         hit_tokens=after("hit_tokens"),
-        query_tokens=asked,
-        hit_rate_errors=errors,
+        query_tokens=whole.query_tokens - first.query_tokens,
     )

@@ -85,7 +85,7 @@ def test_a_malformed_trace_is_named_with_line_and_column(run: Run, tmp_path: Pat
         ),
     ],
 )
-@pytest.mark.parametrize("command", ["replay", "sweep", "explain", "show"])
+@pytest.mark.parametrize("command", ["replay", "sweep", "explain", "show", "plan --hit-rate 9%"])
 def test_a_line_that_contradicts_the_one_before_is_named(
     run: Run, tmp_path: Path, command: str, second: dict[str, object], message: str
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_line_that_contradicts_the_one_before_is_named(
     first = {**json.loads(GOOD), "timestamp": 5}
     path.write_text(f"{json.dumps(first)}\n{json.dumps({**first, **second})}\n", encoding="utf-8")
 
-    result = run(command, path)
+    result = run(*command.split(), path)
 
     assert result.exit_code == 3
     assert result.stdout == ""

@@ -114,20 +114,19 @@ def test_workload_exports_a_trace_that_can_be_replayed(
         assert 0 < unbounded(back, config).hit_tokens <= unbounded(trace, config).hit_tokens
 
 
-def test_report_covers_a_fleet_a_sample_and_a_warm_up(run: Run, tmp_path: Path) -> None:
+def test_report_covers_a_fleet_and_a_warm_up(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    extra = ("--replicas", "1,2", "--routers", "session", "--warmup", "25%", "--sample", "50%")
+    extra = ("--replicas", "1,2", "--routers", "session", "--warmup", "25%")
     result = run(*REPORT, *extra, "-o", tmp_path / "page.html", "--json")
 
     assert result.exit_code == 0
     document = json.loads(result.stdout)
     assert document["warmup_requests"] == 256
-    assert document["curve_sampling_rate"] == 0.5
     assert [(row["replicas"], row["router"]) for row in document["fleet"]] == [
         (1, "session"),
         (2, "session"),
     ]
-    for part in ("--warmup 25%", "--sample 50%", "--replicas 1,2", "--routers session"):
+    for part in ("--warmup 25%", "--replicas 1,2", "--routers session"):
         assert part in result.stderr
 
 
@@ -177,20 +176,6 @@ def test_replay_takes_a_policy(run: Run) -> None:
         assert entry["hit_tokens"] == expected.hit_tokens
         rates[policy] = entry["hit_tokens"]
     assert rates["lru"] != rates["arc"]
-
-
-def test_a_trace_out_of_order_is_bad_input_with_its_line(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    line = '{{"timestamp": {}, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}}\n'
-    path.write_text(line.format(5) + line.format(4), encoding="utf-8")
-    for command in (
-        ("sweep", path),
-        ("plan", path, "--hit-rate", "9%"),
-        ("replay", "--trace", path),
-    ):
-        result = run(*command)
-        assert result.exit_code == 3
-        assert f"{path}:2:2: found timestamp 4, expected at least 5" in result.stderr
 
 
 def test_a_pool_that_is_too_small_has_a_line_without_numbers_and_the_others_are_replayed(

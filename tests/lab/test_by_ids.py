@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from blockmgr.config import EVICTION_POLICIES
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.by_ids import IdReplays, id_columns, id_replays
 from blockmgr.lab.optimum import optima_of
-from blockmgr.lab.references import Rule, references
+from blockmgr.lab.references import References, Rule, references
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.request import words_of
@@ -111,10 +112,10 @@ def by_ids(trace: Trace, config: ReplayConfig) -> IdReplays:
     return found
 
 
-def everything(before: bytes, key: bytes) -> tuple[bytes, bool]:
-    """A sample with every block, which makes ``references`` visit each in Python."""
-    del before
-    return key, True
+def of_every_block(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> References:
+    """``references``, which visits each block in Python."""
+    with patch("blockmgr.lab.references.id_replays", return_value=None):
+        return references(trace, config, rule)
 
 
 @pytest.mark.parametrize("seed", range(400))
@@ -154,7 +155,7 @@ def test_the_references_of_ids_are_those_that_every_block_gives(seed: int, rule:
     if id_columns(trace, config.block_size) is None or config.block_size < 3:
         trace = sessions(random, 20)
         config = replace(config, block_size=random.choice((1, 2, 4, 8)))
-    by_ids, by_blocks = (references(trace, config, rule, sample=s) for s in (None, everything))
+    by_ids, by_blocks = (find(trace, config, rule) for find in (references, of_every_block))
     for column in ("parent", "length", "end", "requests", "ends"):
         assert np.array_equal(getattr(by_ids, column), getattr(by_blocks, column))
 
@@ -303,7 +304,7 @@ def test_outputs_of_prompts_that_fill_no_block_have_blocks_of_their_own() -> Non
     trace, config = Trace("short", requests), ReplayConfig(block_size=4)
     for stream in (
         references(trace, config),
-        references(trace, config, sample=everything),
+        of_every_block(trace, config),
         references(as_tokens(trace), config),
     ):
         assert [nodes(stream, end) for end in stream.ends.tolist()] == [[0, 1], [2, 3]]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from blockmgr.lab.attainable import unbounded
-from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
+from blockmgr.lab.curve import Curve, hit_rate_curve
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.workloads import generate
 from tests.lab.brute_force import lru_hits, uses
 from tests.lab.conftest import MakeTrace
-from tests.lab.worlds import ONE_AT_A_TIME, conversations, hashed, prompts
+from tests.lab.worlds import ONE_AT_A_TIME, conversations, prompts
 
 
 @pytest.mark.parametrize("rule", ["ids", "served", "manager"])
@@ -136,11 +136,10 @@ def test_a_pool_below_the_longest_request_is_refused_with_the_nearest_one(
 
 def test_replays_that_no_list_describes_are_refused(make_trace: MakeTrace) -> None:
     trace = make_trace([1, 2])
-    for find in (hit_rate_curve, lambda trace, config: sampled_curve(trace, config, 1)):
-        with pytest.raises(ValueError, match="min_partial_tokens must be 0"):
-            find(trace, ReplayConfig(min_partial_tokens=1))
-        with pytest.raises(ValueError, match="dedup must be 'remap'"):
-            find(trace, ReplayConfig(dedup="append_only"))
+    with pytest.raises(ValueError, match="min_partial_tokens must be 0"):
+        hit_rate_curve(trace, ReplayConfig(min_partial_tokens=1))
+    with pytest.raises(ValueError, match="dedup must be 'remap'"):
+        hit_rate_curve(trace, ReplayConfig(dedup="append_only"))
 
 
 def test_a_curve_survives_json(make_trace: MakeTrace) -> None:
@@ -152,93 +151,3 @@ def test_a_curve_survives_json(make_trace: MakeTrace) -> None:
     )
     assert again.as_json() == curve.as_json()
     assert again.hit_tokens_at(7) == curve.hit_tokens_at(7) == 8
-
-
-def test_a_sample_of_all_blocks_is_the_curve() -> None:
-    for workload in ("few-shot", "parallel-sampling"):
-        trace = generate(workload, seed=2)
-        config = ReplayConfig()
-        curve, all_of_it = hit_rate_curve(trace, config), sampled_curve(trace, config, 1.0)
-        for blocks in range(curve.longest_request_blocks, int(curve.capacities[-1]) + 99, 7):
-            assert abs(all_of_it.hit_blocks_at(blocks) - curve.hit_blocks_at(blocks)) <= 1
-        assert all_of_it.exact_from == curve.exact_from
-
-
-@pytest.mark.parametrize("block_size", [16, 64])
-def test_a_tenth_of_the_blocks_comes_within_a_few_points(block_size: int) -> None:
-    trace = generate("chat", seed=5, conversations=400)
-    config = replace(ONE_AT_A_TIME, block_size=block_size)
-    curve = hit_rate_curve(trace, config)
-    asked = np.linspace(curve.exact_from, curve.capacities[-1], 200).astype(int).tolist()
-    for salt in range(4):
-        sample = sampled_curve(trace, config, 0.1, salt=salt)
-        errors = [abs(sample.hit_rate_at(n) - curve.hit_rate_at(n)) for n in asked]
-        assert 0 < max(errors) < 0.05
-        assert np.mean(errors) < 0.03
-        assert sample.longest_request_blocks == curve.longest_request_blocks
-        assert sample.sampling_rate == 0.1
-        assert list(sample.hit_tokens) == sorted(sample.hit_tokens)
-
-
-def test_a_sample_out_of_range_is_refused(make_trace: MakeTrace) -> None:
-    trace = make_trace([1, 2])
-    for rate in (0, 1.5, -1, float("nan")):
-        with pytest.raises(ValueError, match=r"rate must be in \(0, 1\], got"):
-            sampled_curve(trace, ReplayConfig(), rate)
-    for salt in (-1, 2**64):
-        with pytest.raises(ValueError, match=r"salt must be in \[0, 2\*\*64\), got"):
-            sampled_curve(trace, ReplayConfig(), 0.5, salt=salt)
-
-
-def spots(curve: Curve) -> list[int]:
-    """Pool sizes from the smallest to the largest, evenly by ratio."""
-    sizes = np.geomspace(curve.exact_from, curve.capacities[-1], 40)
-    return np.unique(sizes.astype(int)).tolist()
-
-
-def test_a_sample_says_how_far_it_is_off() -> None:
-    """Over five workloads, two rates and four samples each, 90 % lie within the stated error."""
-    near: list[float] = []
-    for name in ("chat", "agent", "few-shot", "shared-prompt", "tree-of-thought"):
-        trace = generate(name, 5)
-        curve = hit_rate_curve(trace, ONE_AT_A_TIME)
-        widths = []
-        for rate in (0.01, 0.05):
-            samples = [sampled_curve(trace, ONE_AT_A_TIME, rate, salt=salt) for salt in range(4)]
-            asked = [(sample, size) for sample in samples for size in spots(curve)]
-            errors = [abs(each.hit_rate_at(n) - curve.hit_rate_at(n)) for each, n in asked]
-            told = [each.error_at(n) for each, n in asked]
-            widths.append(np.mean(told))
-            near.append(float(np.mean(np.array(errors) <= np.array(told))))
-            # The stated error is positive, but not uselessly large.
-            assert 0 < np.mean(told) < 12 * np.mean(errors)
-        assert widths[1] < widths[0]
-    assert np.mean(near) >= 0.9
-    assert min(near) >= 0.75
-
-
-def test_ids_that_are_looked_at_together_count_as_one() -> None:
-    """A sample of half the ids is coarser than one of half the blocks, and its error says so."""
-    random = Random(4)
-    firsts = (1000 * random.randrange(40) for _ in range(400))
-    trace = hashed(*(([*range(first, first + 4)], 4 * 512) for first in firsts))
-    curve = hit_rate_curve(trace, ONE_AT_A_TIME)
-    for salt in range(4):
-        sample = sampled_curve(trace, ONE_AT_A_TIME, 0.3, salt=salt)
-        for size in spots(curve):
-            error = abs(sample.hit_rate_at(size) - curve.hit_rate_at(size))
-            assert error <= 1.5 * sample.error_at(size)
-
-
-def test_an_exact_curve_is_off_by_nothing(make_trace: MakeTrace) -> None:
-    trace = make_trace([1] * 40, [1] * 40)
-    curve = hit_rate_curve(trace, ONE_AT_A_TIME)
-    assert curve.error_at(curve.longest_request_blocks) == 0
-    assert sampled_curve(trace, ONE_AT_A_TIME, 1.0).error_at(9) == 0
-    with pytest.raises(ValueError, match="num_blocks must be at least"):
-        curve.error_at(1)
-
-
-def test_a_sample_without_a_block_says_that_it_knows_nothing(make_trace: MakeTrace) -> None:
-    sample = sampled_curve(make_trace([1] * 40, [1] * 40), ONE_AT_A_TIME, 1e-9)
-    assert sample.error_at(9) == 1

@@ -19,7 +19,6 @@ from blockmgr.lab.workloads import generate
 page = pytest.importorskip("blockmgr.lab.page", reason="needs matplotlib", exc_type=ImportError)
 # These import matplotlib as well.
 from blockmgr.lab import plot  # noqa: E402
-from blockmgr.lab.block_map import as_html as map_as_html  # noqa: E402
 from blockmgr.lab.block_map import as_svg, block_map, save_block_map  # noqa: E402
 from blockmgr.lab.html import script_data  # noqa: E402
 
@@ -78,10 +77,7 @@ def test_a_block_map_is_a_document_whatever_it_shows_is_called(tmp_path: Path, n
     shown = block_map(manager, title=name, names={handle: name}, facts=[("seen with", name)])
 
     ET.fromstring(as_svg(shown))
-    text = map_as_html(shown)
-    assert not re.findall("</?script|<!--", text)
-    for suffix in (".html", ".svg"):
-        save_block_map(shown, tmp_path / f"map{suffix}")
+    save_block_map(shown, tmp_path / "map.svg")
 
 
 def test_data_of_a_script_says_what_it_said() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from blockmgr.lab.attainable import unbounded
-from blockmgr.lab.curve import hit_rate_curve, sampled_curve
+from blockmgr.lab.curve import hit_rate_curve
 from blockmgr.lab.optimum import optimum
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
@@ -102,16 +102,6 @@ def test_outputs_whose_tokens_are_known_are_the_same_in_both_ways() -> None:
     none = replace(ONE_AT_A_TIME, outputs="none")
     assert replay(trace, 9, ONE_AT_A_TIME) == replay(trace, 9, none)
     assert hit_rate_curve(trace, ONE_AT_A_TIME).as_json() == hit_rate_curve(trace, none).as_json()
-
-
-def test_a_sample_of_all_blocks_has_all_outputs() -> None:
-    random = Random(3)
-    for _ in range(20):
-        trace = conversations(random)
-        config = replace(ONE_AT_A_TIME, block_size=128)
-        curve, whole = hit_rate_curve(trace, config), sampled_curve(trace, config, 1.0)
-        for blocks in range(curve.exact_from, curve.exact_from + 50):
-            assert abs(whole.hit_blocks_at(blocks) - curve.hit_blocks_at(blocks)) <= 1
 
 
 def test_what_becomes_of_outputs_is_one_of_two() -> None:

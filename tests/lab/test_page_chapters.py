@@ -11,7 +11,6 @@ import pytest
 
 from blockmgr import FullAttention, RecurrentState, SlidingWindow
 from blockmgr.explain import MissReason
-from blockmgr.lab.curve import sampled_curve
 from blockmgr.lab.fleets import fleets
 from blockmgr.lab.hints import sessions_of
 from blockmgr.lab.models import Model
@@ -161,27 +160,6 @@ def test_without_names_of_sessions_a_page_has_no_chapter_on_them(trace: Trace) -
     text = page.as_html(report)
     assert 'id="sessions"' not in text
     assert "sessions" not in data_of(text)
-
-
-def test_a_sampled_curve_stands_on_the_page_with_its_error(trace: Trace) -> None:
-    report = gathered(trace, ReplayConfig(), page.Extent(sampling_rate=0.3))
-    curve = sampled_curve(trace, ReplayConfig(), 0.3)
-    blocks = report.result.num_blocks
-    text = page.as_html(report)
-    assert f"<td>±{100 * curve.error_at(blocks):.2f} points</td>" in text
-    assert f"<td>{curve.hit_rate_at(blocks):.2%}</td>" in text
-    assert "estimated from 30.00% of the blocks" in text
-    twice = f"{curve.hit_rate_at(2 * blocks):.1%} ± {curve.error_at(2 * blocks):.1%}"
-    assert f"Twice the blocks would find {twice}" in report.summary
-    exact = page.as_html(replace(report, curve=replace(curve, hit_rate_errors=None)))
-    assert "points</td>" not in exact
-
-
-def test_a_sample_of_a_curve_that_is_not_there_is_refused(trace: Trace) -> None:
-    with pytest.raises(
-        ValueError, match=r"sampling_rate must be 1 with groups of layers.* got 0.5"
-    ):
-        gathered(trace, GROUPED, page.Extent(sampling_rate=0.5))
 
 
 @pytest.mark.parametrize("config", [ReplayConfig(), GROUPED])

@@ -11,9 +11,8 @@ import pytest
 from blockmgr.lab.references import NO_RUN, References, references
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.runs import COLUMNS
-from blockmgr.lab.trace import Trace
 from tests.lab.conftest import MakeTrace
-from tests.lab.worlds import as_tokens, conversations, hashed, nodes, prompts
+from tests.lab.worlds import as_tokens, conversations, hashed, nodes
 
 
 def node_paths(stream: References) -> list[list[list[int]]]:
@@ -109,44 +108,6 @@ def test_runs_do_not_grow_with_the_blocks_of_a_prompt() -> None:
         # block, where no prompt is served its last id, they are [1 2] and [3].
         assert len(stream.length) == (4 if block_size < 512 else 2)
         assert stream.num_nodes == len({n for p in node_paths(stream) for q in p for n in q})
-
-
-def test_a_sample_keeps_all_uses_of_a_block_or_none() -> None:
-    random = Random(3)
-    for _ in range(100):
-        trace = prompts(random, 6, 6)
-        config = ReplayConfig(block_size=1)
-        kept = {n for n in range(64) if random.randrange(2)}
-        numbers: dict[bytes, int] = {}
-
-        def sample(before: bytes, key: bytes) -> tuple[bytes, bool]:
-            number = numbers.setdefault(before + key, len(numbers))  # noqa: B023
-            return before + key, number in kept  # noqa: B023
-
-        whole = node_paths(references(trace, config))
-        part = references(trace, config, sample=sample)
-        names: dict[int, int] = {}
-        for full, thin in zip(whole, node_paths(part), strict=True):
-            for path, left in zip(full, thin, strict=True):
-                expected = [names.get(node) for node in path]
-                assert len(left) <= len(path)
-                known = [node for node in expected if node is not None]
-                assert known == left[: len(known)]
-            for path, request in ((full[1], thin[1]),):
-                prefix_keys = iter(request)
-                for node in path:
-                    key = _key(trace, whole, node)
-                    if numbers[key] in kept:
-                        names.setdefault(node, next(prefix_keys))
-        assert part.looked_at_blocks <= part.query_blocks
-
-
-def _key(trace: Trace, paths: list[list[list[int]]], node: int) -> bytes:
-    for request, (_, path, _) in zip(trace.requests, paths, strict=True):
-        if node in path:
-            text = request.tokens()[: path.index(node) + 1].tobytes()
-            return request.namespace + text
-    raise AssertionError(node)
 
 
 def test_an_empty_prefix_is_no_run(make_trace: MakeTrace) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from blockmgr import FullAttention, RecurrentState, SlidingWindow
 from blockmgr.lab.attainable import unbounded
-from blockmgr.lab.curve import hit_rate_curve, sampled_curve
+from blockmgr.lab.curve import hit_rate_curve
 from blockmgr.lab.misses import misses
 from blockmgr.lab.replay import EventLoop, ReplayConfig, held_blocks
 from blockmgr.lab.replays import Replays
@@ -121,17 +121,6 @@ def test_a_curve_after_a_warm_up_is_the_replays_at_every_size() -> None:
     for blocks in np.geomspace(curve.longest_request_blocks, 4000, 12).astype(int).tolist():
         assert curve.hit_tokens_at(blocks) == replays.replay(blocks, ONE_AT_A_TIME).hit_tokens
     assert np.all(np.diff(curve.capacities) > 0)
-
-
-def test_a_sampled_curve_after_a_warm_up_says_an_error_of_both() -> None:
-    trace = generate("chat", 3, conversations=40)
-    warm = len(trace.requests) // 4
-    parts = [sampled_curve(t, ONE_AT_A_TIME, 0.3) for t in (trace, first_requests(trace, warm))]
-    curve = curve_after(*parts)
-    assert curve.hit_rate_errors is not None
-    for blocks in (900, 1500):
-        tokens = sum(part.error_at(blocks) * part.query_tokens for part in parts)
-        assert curve.error_at(blocks) == pytest.approx(tokens / curve.query_tokens, rel=0.05)
 
 
 def test_a_sweep_after_a_warm_up_compares_like_with_like() -> None:

@@ -459,22 +459,3 @@ def test_a_table_of_windows_alone_shows_where_they_are_gone() -> None:
         ("28)", "cached"),
         ("32)", "owned; 2 tokens"),
     ]
-
-
-def test_blocks_of_all_groups_have_their_holders_and_their_group_on_a_map() -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    from blockmgr.lab.block_map import as_html, block_map
-
-    groups = (FullAttention(), SlidingWindow(8))
-    manager = BlockManager(num_blocks=16, block_size=4, null_block=True, groups=groups)
-    handle = manager.admit(range(9))
-    shown = block_map(manager, names={handle: "prompt"})
-    row = manager.row(handle)
-    tables = [manager.group_table(place)[row, :3].tolist() for place in (0, 1)]
-    for table in tables:
-        assert all(shown.holders(block) == [0] for block in table)
-    text = as_html(shown)
-    assert "Blocks by group of layers" in text
-    for place in (0, 1):
-        assert f"<td>prompt (group {place})</td>" in text
-    assert "group" not in as_html(block_map(BlockManager(8, 4)))

@@ -134,18 +134,14 @@ nb::tuple most_hits(RunPaths& self, nb::handle num_blocks, nb::handle max_seqs) 
   return nb::make_tuple(hits.blocks, hits.tokens);
 }
 
-nb::dict stack_pass(const RunPaths& self, nb::handle max_seqs, double rate) {
-  if (!(rate > 0 && rate <= 1))
-    throw Error(ErrorKind::kValue, "rate must be in (0, 1], got " + std::to_string(rate));
-  StackPass pass(self.runs, int_argument(max_seqs, "max_seqs"), rate);
+nb::dict stack_pass(const RunPaths& self, nb::handle max_seqs) {
+  StackPass pass(self.runs, int_argument(max_seqs, "max_seqs"));
   pass.run();
   nb::dict d;
   d["first"] = array_of(pass.hits().first);
   d["last"] = array_of(pass.hits().last);
   d["blocks"] = array_of(pass.hits().blocks);
   d["tokens"] = array_of(pass.hits().tokens);
-  d["runs"] = array_of(pass.noted().run);
-  d["distances"] = array_of(pass.noted().distance);
   d["peak"] = pass.peak();
   return d;
 }

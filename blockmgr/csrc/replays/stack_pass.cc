@@ -1,7 +1,6 @@
 #include "replays/stack_pass.h"
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <functional>
 #include <limits>
@@ -10,17 +9,9 @@
 
 namespace blockmgr {
 
-namespace {
-
-// To the nearest whole number, halves to the even one, as Python does.
-std::int64_t rounded(double number) { return static_cast<std::int64_t>(std::nearbyint(number)); }
-
-}  // namespace
-
-StackPass::StackPass(const Runs& runs, std::int64_t max_seqs, double rate)
+StackPass::StackPass(const Runs& runs, std::int64_t max_seqs)
     : runs_(runs),
       rows_(std::min(max_seqs, static_cast<std::int64_t>(runs.ends.size()))),
-      rate_(rate),
       state_(runs.parent.size(), kAbsent),
       holders_(runs.parent.size(), 0),
       stack_(static_cast<std::int64_t>(runs.ends.size())) {}
@@ -100,11 +91,6 @@ void StackPass::end(std::size_t number) {
 // Enters the distance of each block of a prompt that may hit.
 void StackPass::look_up(const RunRequest& request) {
   const std::int64_t size = runs_.block_size;
-  const auto note = [&](std::int64_t run, std::int64_t distance) {
-    if (rate_ >= 1) return;
-    noted_.run.push_back(run);
-    noted_.distance.push_back(distance);
-  };
   const auto count = [&](std::int64_t first, std::int64_t last, std::int64_t blocks,
                          std::int64_t tokens) {
     hits_.first.push_back(first);
@@ -116,18 +102,14 @@ void StackPass::look_up(const RunRequest& request) {
   std::int64_t distance = -1;
   for (const std::int64_t run : path(request.limit, -1)) {
     const std::int64_t release = state_[static_cast<std::size_t>(run)];
-    missed = missed || release == kAbsent;
-    if (missed) {
-      note(run, kFar);
-      continue;
-    }
+    missed = release == kAbsent;
+    if (missed) break;
     const std::int64_t length = runs_.length_of(run);
     distance = 0;
     if (release != kInUse) {
       const std::int64_t tail = tail_[static_cast<std::size_t>(release)];
       distance = std::max<std::int64_t>(0, stack_.distance(release) - (tail - runs_.end_of(run)));
     }
-    note(run, distance);
     // No block was ever taken at the cost of those with distances below 1.
     const std::int64_t near = std::max<std::int64_t>(0, length - distance);
     count(0, 0, near, near * size);
@@ -170,11 +152,9 @@ void StackPass::release(std::int64_t run, std::int64_t start) {
 // Blocks were taken: idle blocks that have no room beside them are gone.
 void StackPass::take() {
   note_peak(0);
-  stack_.record(in_use_ + rounded(static_cast<double>(private_) * rate_));
+  stack_.record(in_use_ + private_);
 }
 
-void StackPass::note_peak(std::int64_t more) {
-  peak_ = std::max(peak_, rounded(static_cast<double>(in_use_) / rate_) + private_ + more);
-}
+void StackPass::note_peak(std::int64_t more) { peak_ = std::max(peak_, in_use_ + private_ + more); }
 
 }  // namespace blockmgr

@@ -15,8 +15,8 @@ namespace blockmgr {
 
 class StackPass {
  public:
-  // rate: share of the blocks that the forest holds; the runs outlive the pass.
-  StackPass(const Runs& runs, std::int64_t max_seqs, double rate);
+  // The runs outlive the pass.
+  StackPass(const Runs& runs, std::int64_t max_seqs);
 
   // Goes through the trace, once.
   void run();
@@ -26,13 +26,6 @@ class StackPass {
     std::vector<std::int64_t> first, last, blocks, tokens;
   };
   const Hits& hits() const { return hits_; }
-  // A sample has the runs that were looked up, and the distance of the last block of each; kFar if
-  // it was not there.
-  static constexpr std::int64_t kFar = std::int64_t{1} << 62;
-  struct Noted {
-    std::vector<std::int64_t> run, distance;
-  };
-  const Noted& noted() const { return noted_; }
   // Most blocks that were in use or asked for at one time.
   std::int64_t peak() const { return peak_; }
 
@@ -53,7 +46,6 @@ class StackPass {
 
   const Runs& runs_;
   std::int64_t rows_;
-  double rate_;
   std::vector<std::int64_t> state_;
   std::vector<std::int32_t> holders_;
   ReleaseStack stack_;
@@ -62,7 +54,6 @@ class StackPass {
   std::int64_t private_ = 0;        // blocks of running requests that are not cached
   std::int64_t peak_ = 0;
   Hits hits_;
-  Noted noted_;
   std::vector<std::int64_t> path_;
 };
 

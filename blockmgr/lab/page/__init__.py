@@ -67,7 +67,7 @@ def as_html(report: Report) -> str:
         data=data_of(report),
         facts=_tiles(report),
         under=(_under(report), report.summary),
-        made=(made,),
+        made=made,
         command=report.command,
     )
 
@@ -123,8 +123,6 @@ def data_of(report: Report) -> dict[str, Any]:
     }
     if report.extent.warmup:
         data["warmup_requests"] = report.extent.warmup
-    if report.curve is not None and report.curve.hit_rate_errors is not None:
-        data["curve_sampling_rate"] = report.curve.sampling_rate
     if report.config.groups:
         data["groups"] = _groups_data(report)
     if report.fleet:

@@ -65,21 +65,15 @@ def _curve(report: Report) -> Part:
         ("blocks", [f"{number:,}" for number in blocks]),
         ("LRU", [_percent(row.result.hit_rate) for row in found]),
     ]
-    line: tuple[Any, Any, Any] | None = None
+    line: tuple[Any, Any] | None = None
     optimum = [row.optimum.hit_rate for row in found if row.optimum is not None]
     if curve is not None:
         columns.append(("LRU, from the curve", [_percent(curve.hit_rate_at(n)) for n in blocks]))
-        if curve.hit_rate_errors is not None:
-            errors = [f"±{100 * curve.error_at(number):.2f} points" for number in blocks]
-            columns.append(("error of the curve", errors))
         columns.append(("optimum", [_percent(report.bound(size)) for size in report.capacities]))
         most = max(blocks[-1], report.attainable.working_set_blocks)
         along = np.geomspace(curve.longest_request_blocks, most, CURVE_POINTS).astype(int)
-        every = np.unique(along).tolist()
-        rates, errors_ = zip(
-            *((curve.hit_rate_at(n), curve.error_at(n)) for n in every), strict=True
-        )
-        line = np.array(every), np.array(rates), np.array(errors_)
+        every = np.unique(along)
+        line = every, np.array([curve.hit_rate_at(n) for n in every.tolist()])
     columns.append(("unbounded", [_percent(report.attainable.hit_rate)] * len(blocks)))
     if report.full_attention is not None:
         alone = [_percent(report.full_attention.hit_rate)] * len(blocks)
@@ -125,14 +119,8 @@ def _curve_text(report: Report) -> str:
             "The dashed line is what a pool without bounds would find for full attention alone: no "
             "choice of states to keep finds more."
         )
-    line = "from one pass over the trace"
-    if curve.hit_rate_errors is not None:
-        line = (
-            f"estimated from {curve.sampling_rate:.2%} of the blocks; the band is its error, which "
-            "some nine of ten estimates keep"
-        )
     text = (
-        f"The line is LRU at every pool size, {line}; dots are replays. "
+        "The line is LRU at every pool size, from one pass over the trace; dots are replays. "
         "Diamonds are the best that any order of eviction could do at that size, the dashed line "
         "what a pool without bounds would find."
     )

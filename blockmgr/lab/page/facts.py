@@ -68,7 +68,6 @@ class Extent:
 
     Attributes:
         warmup: Requests at the start that fill the pool and are not counted.
-        sampling_rate: Fraction of the blocks in the sample for the curve, in ``(0, 1]``.
         replicas: Sizes of fleets, each with as many blocks in total as the pool in detail; empty
             for none.
         routers: Names of the routers of these fleets.
@@ -77,7 +76,6 @@ class Extent:
     """
 
     warmup: int = 0
-    sampling_rate: float = 1.0
     replicas: tuple[int, ...] = ()
     routers: tuple[str, ...] = tuple(ROUTERS)
     seed: int = 0
@@ -212,8 +210,8 @@ class Report:
         curve = self.curve
         if curve is not None and half >= curve.longest_request_blocks:
             said.append(
-                f"Twice the blocks would find {_estimate(curve, twice)}, "
-                f"half of them {_estimate(curve, half)}."
+                f"Twice the blocks would find {curve.hit_rate_at(twice):.1%}, "
+                f"half of them {curve.hit_rate_at(half):.1%}."
             )
         refused = self.misses.missed_tokens.get(MissReason.GROUP, 0)
         if refused:
@@ -222,11 +220,3 @@ class Report:
                 "which full attention had."
             )
         return " ".join(said)
-
-
-def _estimate(curve: Curve, num_blocks: int) -> str:
-    """The hit rate of a pool, with its error if the curve is from a sample."""
-    rate = f"{curve.hit_rate_at(num_blocks):.1%}"
-    if curve.hit_rate_errors is None:
-        return rate
-    return f"{rate} \N{PLUS-MINUS SIGN} {curve.error_at(num_blocks):.1%}"

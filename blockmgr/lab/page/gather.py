@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
+from blockmgr.lab.curve import Curve, hit_rate_curve
 from blockmgr.lab.fleet import FleetOptions
 from blockmgr.lab.fleets import FleetRow, fleets
 from blockmgr.lab.misses import misses
@@ -85,14 +85,14 @@ def gather(
 
     Raises:
         ValueError: A pool is smaller than the largest request, there is no such policy or router,
-            no replica of a fleet holds the largest request, ``extent.sampling_rate`` is less than 1
-            with groups of layers, or the trace cannot be cut into blocks of ``config.block_size``.
+            no replica of a fleet holds the largest request, or the trace cannot be cut into blocks
+            of ``config.block_size``.
         ChildProcessError: A process was killed three times while no task ended.
     """
     step = advance or (lambda: None)
     asked = extent or Extent()
     alone = replace(config.of_device, eviction="lru")
-    curve = _curve(trace, alone, asked)
+    curve = _curve(trace, alone, asked.warmup)
     step()
     names = tuple(dict.fromkeys(("lru", *policies)))
     working_set = working_set_blocks(trace, alone)
@@ -130,25 +130,14 @@ def gather(
     )
 
 
-def _curve(trace: Trace, config: ReplayConfig, extent: Extent) -> Curve | None:
-    """LRU at every pool size, from all blocks or from a sample."""
-    rate = extent.sampling_rate
+def _curve(trace: Trace, config: ReplayConfig, warmup: int) -> Curve | None:
+    """LRU at every pool size; None with groups of layers, for which there is no curve."""
     if config.groups:
-        if rate != 1:
-            raise ValueError(
-                f"sampling_rate must be 1 with groups of layers, for which there is no curve to "
-                f"sample, got {rate}"
-            )
         return None
-
-    def of(requests: Trace) -> Curve:
-        if rate == 1:
-            return hit_rate_curve(requests, config)
-        return sampled_curve(requests, config, rate)
-
-    if not extent.warmup:
-        return of(trace)
-    return curve_after(of(trace), of(first_requests(trace, extent.warmup)))
+    whole = hit_rate_curve(trace, config)
+    if not warmup:
+        return whole
+    return curve_after(whole, hit_rate_curve(first_requests(trace, warmup), config))
 
 
 def _full_attention(trace: Trace, config: ReplayConfig, warmup: int) -> Attainable | None:
