@@ -909,7 +909,7 @@ def _checked(tiers: object) -> tuple[TierConfig, ...]:
     if len(set(slabs)) < len(slabs):
         raise ValueError("tiers must have another slab each, got one of them twice")
     if any(slab.is_used for slab in slabs):
-        raise ValueError("tiers must have slabs that no manager has had; close them and open anew")
+        raise ValueError("tiers must have slabs that no manager has had; close and open them again")
     if any(tier.shared is not None for tier in tiers[:-1]):
         raise ValueError("tiers must have a shared store as the last one")
     return tuple(tiers)

@@ -181,8 +181,8 @@ class SlabTier(JobTier):
     def drain_jobs(self) -> None:
         """Ends all jobs, then empties the slab: vLLM calls this to reset its caches.
 
-        If the disk fails, vLLM could not go on after an error here. What the slab has then is of
-        the weights that vLLM started with, and nothing is added before it can be emptied.
+        It raises no error, because vLLM could not go on after one. If the disk fails, the slab
+        keeps blocks of the weights that vLLM started with, and gets no others until it is empty.
         """
         super().drain_jobs()
         self._must_reset = True
