@@ -360,7 +360,7 @@ def chosen_source(
         return Source(Path(source), None)
     if source in NAMES:
         return Source(None, source)
-    if Path(source).is_dir():
+    if source and Path(source).is_dir():
         return Source(Path(source), None)
     known = ", ".join(NAMES)
     message = f"SOURCE must be a file, a folder or one of {known}, got {source!r}"
@@ -599,7 +599,11 @@ class Given:
             return self.config
         [tiers, *more] = self.tiers
         if more:
-            raise click.UsageError("--tiers takes one size for each tier here", self.ctx)
+            raise click.UsageError(
+                f"--tiers must have one size for each tier, as in host=10%,disk=20%; several are "
+                f"for sweep; got {self.options['tiers'].text}",
+                self.ctx,
+            )
         return replace(self.config, tiers=tiers)
 
     @cached_property

@@ -188,7 +188,9 @@ class ReadingProcess:
                 time.sleep(_PAUSES * used_s)
                 used_s = 0.0
         if not self._is_closing:
-            _LOG.critical("the process that reads the events of workers has ended")
+            self._process.join()
+            if self._process.exitcode != -signal.SIGTERM:  # which may be for the whole group
+                _LOG.critical("the process that reads the events of workers has ended")
             self._when_lost()
 
     def _take(self, told: _Status | _Apply | _Reset | _End) -> None:

@@ -179,6 +179,8 @@ class _Answers:
             digests = [bytes.fromhex(d) if isinstance(d, str) else d for d in question.digests]
         except ValueError:
             raise _RefusedError(400, "digests must be numbers or hexadecimal text") from None
+        if any(len(digest) < 8 for digest in digests if isinstance(digest, bytes)):
+            raise _RefusedError(400, "digests must have at least 8 bytes, 16 hexadecimal digits")
         placements = self._index.place(digests)
         return _json(
             {

@@ -213,6 +213,10 @@ def read_trace(
             "tokens_per_id (--tokens-per-id) must be None for a trace without ids, got "
             f"{tokens_per_id}"
         )
+    if chat is not None and not chat.is_used:
+        raise ValueError(
+            f"tokenizer (--tokenizer) must be None for a trace without text, got {str(tokenizer)!r}"
+        )
     size = reading.id_size.size() if reading.id_size is not None else 1
     dates = reading.times is not None and reading.times.dates
     from_zero = dates or (before is not None and before[0] in FROM_ZERO)

@@ -171,6 +171,9 @@ class TieredManager(BlockManager):
             self, layout, config.num_blocks, self._tiers, self._tickets, max_storing=storing
         )
         self._lookups = LookUps(self._tiers, self._stores)
+        for tier in known:
+            if tier.slab is not None:
+                tier.slab.is_used = True
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -905,6 +908,8 @@ def _checked(tiers: object) -> tuple[TierConfig, ...]:
     slabs = [tier.slab for tier in tiers if tier.slab is not None]
     if len(set(slabs)) < len(slabs):
         raise ValueError("tiers must have another slab each, got one of them twice")
+    if any(slab.is_used for slab in slabs):
+        raise ValueError("tiers must have slabs that no manager has had; close and open them again")
     if any(tier.shared is not None for tier in tiers[:-1]):
         raise ValueError("tiers must have a shared store as the last one")
     return tuple(tiers)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from blockmgr.tiers.plans import LookUp, Transfer, TransferPlan
+    from blockmgr.tiers.tier import TierBooks
 
 __all__ = ["BlockBytes", "Mover"]
 
@@ -49,6 +50,7 @@ class BlockBytes(NotCopied):
     Attributes:
         size: Bytes of a block.
         block_size: Tokens of a block.
+        num_blocks: Blocks of the cache.
         run: Most blocks that are copied at once, if they are neighbours.
     """
 
@@ -60,7 +62,7 @@ class BlockBytes(NotCopied):
                 f"cache must be a PagedKVCache or a GroupedKVCache, got {type(cache).__name__}"
             )
         self._cache = cache
-        self.block_size = cache.block_size
+        self.block_size, self.num_blocks = cache.block_size, cache.num_blocks
         self.size = sum(part[0].numel() * part.element_size() for part in _parts_of(cache))
         self.run = max(1, min(MOST_RUN, RUN_BYTES // self.size))
         self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(self.run)
@@ -119,8 +121,11 @@ class _Ended(NamedTuple):
     refused: bool
 
 
-def _checked(storages: object, count: int) -> tuple[Storage | SharedStorage, ...]:
-    """The storages of so many tiers."""
+def _checked(
+    storages: object, tiers: Sequence[TierBooks], size: int
+) -> tuple[Storage | SharedStorage, ...]:
+    """The storages of these tiers, for blocks of so many bytes."""
+    count = len(tiers)
     if not isinstance(storages, list | tuple):
         raise TypeError(f"storages must be a list or tuple, got {type(storages).__name__}")
     for each in storages:
@@ -132,6 +137,14 @@ def _checked(storages: object, count: int) -> tuple[Storage | SharedStorage, ...
         raise ValueError(f"storages must be one for each of {count} tiers, got {len(storages)}")
     if len({id(each) for each in storages}) < count:  # the serials of two tiers may be the same
         raise ValueError("storages must be another one for each tier, got one of them twice")
+    for books, each in zip(tiers, storages, strict=True):
+        if (found := getattr(each, "block_bytes", size)) != size:
+            raise ValueError(f"storages must have blocks of {size} bytes, got {found}")
+        least = books.pool.num_blocks
+        if (found := getattr(each, "num_blocks", least)) < least:
+            raise ValueError(f"storages must have the {least} blocks of their tier, got {found}")
+        if getattr(each, "slab", books.slab) is not books.slab:
+            raise ValueError("storages must have the slab of their tier, got another one or none")
     return tuple(storages)
 
 
@@ -170,7 +183,7 @@ class Mover(NotCopied):
         load_timeout: Seconds after which a load is late; see ``late``.
 
     Raises:
-        ValueError: A value is out of its bounds.
+        ValueError: A value is out of its bounds, or manager, cache and storages do not fit.
         TypeError: A value is of the wrong type.
 
     Attributes:
@@ -198,9 +211,13 @@ class Mover(NotCopied):
             raise ValueError(
                 f"blocks must have {manager.config.block_size} tokens, got {blocks.block_size}"
             )
+        if blocks.num_blocks < manager.config.num_blocks:
+            raise ValueError(
+                f"blocks must be at least {manager.config.num_blocks}, got {blocks.num_blocks}"
+            )
         self._manager = manager
         self._blocks = blocks
-        self._storages = _checked(storages, len(manager.tier_stats()))
+        self._storages = _checked(storages, manager._tiers, blocks.size)
         self._timeout = positive("load_timeout", load_timeout)
         self._threads = whole("threads", threads, 1, 256)
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="blockmgr-tiers")

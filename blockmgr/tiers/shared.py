@@ -161,6 +161,7 @@ class SharedStorage(NotCopied):
         TypeError: A value is of the wrong type.
 
     Attributes:
+        block_bytes: As given.
         batch: Most blocks of a ``read`` or a ``write``.
         key_bytes: As given.
         root: What the keys of first blocks begin with, 32 bytes: zeros until a ``reset``.
@@ -182,22 +183,22 @@ class SharedStorage(NotCopied):
     ) -> None:
         if keyed is not None and not isinstance(keyed, KeyedDigest):
             raise TypeError(f"keyed must be a KeyedDigest or None, got {type(keyed).__name__}")
-        self._size = whole("block_bytes", block_bytes, 1, 2**40)
+        self.block_bytes = whole("block_bytes", block_bytes, 1, 2**40)
         self.key_bytes = whole("key_bytes", key_bytes, 1, 1 << 18)
         self._timeout = positive("timeout", timeout)
         positive("retry", retry)
         whole("threads", threads, 1, 256)
-        identity = Identity(FORMAT, 0, self._size, self.key_bytes, checked_layout(layout))
+        identity = Identity(FORMAT, 0, self.block_bytes, self.key_bytes, checked_layout(layout))
         self._identity = hashlib.sha256(identity.page()).digest()
         self._records = Records(identity)
         self._page = up(self._records.size)
-        self.batch = max(1, min(MOST_BLOCKS, MOST_BYTES // (self._page + self._size)))
+        self.batch = max(1, min(MOST_BLOCKS, MOST_BYTES // (self._page + self.block_bytes)))
         self._keyed = keyed
         self.root = bytes(DIGEST_BYTES)
         self._store = store
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         for _ in range(threads):
-            self._free.put(store.buffer(self.batch * (self._page + self._size)))
+            self._free.put(store.buffer(self.batch * (self._page + self.block_bytes)))
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared")
         self._lock = threading.Lock()
         self._is_closed = False
@@ -339,7 +340,7 @@ class SharedStorage(NotCopied):
         return [f"blockmgr-{self.digest(key).hex()}" for key in keys]
 
     def _places(self, staging: memoryview, count: int) -> list[memoryview]:
-        size = self._page + self._size
+        size = self._page + self.block_bytes
         return [staging[i * size : (i + 1) * size] for i in range(count)]
 
     def _take(self) -> memoryview:

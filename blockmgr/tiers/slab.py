@@ -109,6 +109,8 @@ class Slab(NotCopied):
     ([(2, b'k')], True, b'8 bytes.')
     """
 
+    is_used = False
+    """Whether a manager has it, whose blocks no other one may write over."""
     _file = _direct = -1  # closed
     _instead = "open a file of its own, or pass the slab itself"
 

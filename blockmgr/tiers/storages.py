@@ -30,7 +30,8 @@ def buffer_of(size: int) -> memoryview:
 class Storage(Protocol):
     """The blocks of a tier. Several threads may call it, each with other blocks.
 
-    A storage of your own inherits it, for ``read_run`` and ``write_run``.
+    A storage of your own inherits it, for ``read_run`` and ``write_run``. If it has attributes
+    ``num_blocks``, ``block_bytes`` or ``slab``, a mover compares them with its tier.
     """
 
     def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:
@@ -93,8 +94,9 @@ class HostStorage(Storage):
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         count = whole("num_blocks", num_blocks, 1, MOST)
-        self._size = whole("block_bytes", block_bytes, 1, MOST_BYTES // count)
-        self._memory = memoryview(mmap.mmap(-1, count * self._size))
+        self.num_blocks, self.slab = count, None
+        self.block_bytes = whole("block_bytes", block_bytes, 1, MOST_BYTES // count)
+        self._memory = memoryview(mmap.mmap(-1, count * self.block_bytes))
         self._records: list[tuple[int, bytes, bytes] | None] = [None] * count
 
     def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:
@@ -112,7 +114,7 @@ class HostStorage(Storage):
         return record[2] if xxhash.xxh3_128_digest(into) == record[2] else None
 
     def _at(self, block: int) -> memoryview:
-        return self._memory[block * self._size : (block + 1) * self._size]
+        return self._memory[block * self.block_bytes : (block + 1) * self.block_bytes]
 
 
 class SlabStorage(Storage):
@@ -128,15 +130,16 @@ class SlabStorage(Storage):
     def __init__(self, slab: Slab) -> None:
         if not isinstance(slab, Slab):
             raise TypeError(f"slab must be a Slab, got {type(slab).__name__}")
-        self._slab = slab
+        self.slab = slab
+        self.num_blocks, self.block_bytes = slab.num_blocks, slab.block_bytes
 
     def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:
         """As ``Storage.write``."""
-        self._slab.write(block, key, data, serial=serial, digest=digest)
+        self.slab.write(block, key, data, serial=serial, digest=digest)
 
     def read(self, block: int, serial: int, key: bytes, into: memoryview) -> bytes | None:
         """As ``Storage.read``."""
-        return self._slab.read_digest(block, key, serial, into)
+        return self.slab.read_digest(block, key, serial, into)
 
     def read_run(
         self,
@@ -146,7 +149,7 @@ class SlabStorage(Storage):
         into: Sequence[memoryview],
     ) -> Iterator[bytes | None]:
         """As ``Storage.read_run``; it reads neighbours in the file at once."""
-        return self._slab.read_digests(blocks, keys, serials, into)
+        return self.slab.read_digests(blocks, keys, serials, into)
 
     def write_run(
         self,
@@ -157,4 +160,4 @@ class SlabStorage(Storage):
         digests: Sequence[bytes],
     ) -> Iterator[None]:
         """As ``Storage.write_run``; it writes neighbours in the file at once."""
-        return self._slab.write_blocks(blocks, keys, data, serials=serials, digests=digests)
+        return self.slab.write_blocks(blocks, keys, data, serials=serials, digests=digests)

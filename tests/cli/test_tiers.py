@@ -114,7 +114,7 @@ def test_report_has_a_chapter_on_tiers(run: Run, tmp_path: Path) -> None:
         (("replay", *CHAT, "--store", "release"), "--store needs --tiers"),
         (("replay", *CHAT, "--prefetch"), "--prefetch needs --tiers"),
         (("sweep", *CHAT, "--links", "1GB/s"), "--links needs --tiers"),
-        (("replay", *CHAT, "--tiers", "host=5,6"), "--tiers takes one size for each tier here"),
+        (("replay", *CHAT, "--tiers", "host=5,6"), "one size for each tier, as in host=10%"),
         (("plan", "chat", "--hit-rate", "9%", "--block-size", "16,32", *TIERS), "one block size"),
         (("replay", *CHAT, "--tiers", "5%"), "tiers must be sizes by name"),
         (("replay", *CHAT, "--tiers", "host=1GiB"), "tiers in bytes need a model (--model)"),

@@ -33,6 +33,7 @@ WRONG = (
     ("explain few-shot --eviction lfud", "got 'lfud'; did you mean 'lfuda'?"),
     ("sweep chta", "must be a file, a folder or one of"),
     ("sweep chta", "did you mean 'chat'?"),
+    ("sweep ''", "SOURCE must be a file, a folder or one of"),
     ("sweep chat --workload agent", "SOURCE excludes --trace and --workload"),
     ("sweep --trace . --workload agent", "--trace and --workload exclude each other"),
     ("sweep chat --policies lru,lfud", "got 'lfud'; did you mean 'lfuda'?"),

@@ -438,6 +438,16 @@ def test_text_needs_a_tokenizer_that_is_here(tokenizer: Path, tmp_path: Path) ->
         read_trace(TRACES / "sharegpt.json", tokenizer=tmp_path)
 
 
+def test_a_tokenizer_for_a_trace_without_text_is_refused(tokenizer: Path) -> None:
+    with pytest.raises(ValueError, match="must be None for a trace without text"):
+        read_trace(TRACES / "bailian.jsonl", tokenizer=tokenizer)
+
+
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    with pytest.raises(ValueError, match="trace must be a file or a folder, got ''"):
+        read_trace("")
+
+
 def test_without_the_extra_text_names_the_extra(
     tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ a real engine.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 from collections.abc import Iterator
@@ -96,6 +97,41 @@ def test_what_is_stored_is_loaded_and_found_again_after_a_restart(tmp_path: Path
         "blockmgr:slab_loaded_chunks": 3,
     }
     assert not again.tier.get_stats()
+    again.close()
+
+
+def test_a_second_engine_of_a_process_has_metrics_of_its_own() -> None:
+    """vLLM makes them anew for each engine, and removes only those with names of its own."""
+    prometheus = pytest.importorskip("prometheus_client")
+    tier = importlib.import_module("blockmgr.ports.vllm_tiers.slab_tier").SlabTier
+    for _ in range(2):
+        made = tier.build_metric_definitions({})
+        counters = [prometheus.Counter(name, text) for name, text in made.items()]
+    for each in counters:
+        prometheus.REGISTRY.unregister(each)
+
+
+def test_a_reset_that_the_disk_fails_is_made_up_for_by_the_next_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM cannot go on after an error of a reset."""
+    world = World(tmp_path)
+    world.store([1, 2])
+
+    def fails(file: int) -> None:
+        raise OSError(errno.EIO, "injected")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fails)
+        world.tier.drain_jobs()
+        assert not world.found(range(5))
+        assert not world.store([3]).success
+    assert world.tier.counts["failed"] == 1
+    assert world.store([4]).success
+    assert world.load([4]) == [4]
+    world.close()
+    again = World(tmp_path)
+    assert not again.found(range(5)), "stored with weights that may be others"
     again.close()
 
 

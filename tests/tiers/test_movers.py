@@ -403,6 +403,40 @@ def test_blocks_of_another_number_of_tokens_are_refused() -> None:
         Mover(manager, device.blocks, device.storages)
 
 
+def test_a_cache_or_storage_of_another_size_is_refused(tmp_path: Path) -> None:
+    device = Device()
+    size = device.blocks.size
+    slabs = [slab_at(tmp_path / name, size) for name in "ab"]
+    host, disk = TierConfig(num_blocks=16), TierConfig(slab=slabs[0])
+    larger = TieredManager(BLOCKS + 1, 2, tiers=[host])
+    with pytest.raises(ValueError, match="blocks must be at least 9, got 8"):
+        Mover(larger, device.blocks, device.storages)
+    for tier, storage, words in (
+        (host, HostStorage(15, size), "the 16 blocks of their tier, got 15"),
+        (host, HostStorage(16, size + 1), f"blocks of {size} bytes, got {size + 1}"),
+        (host, SlabStorage(slabs[0]), "the slab of their tier"),
+        (disk, SlabStorage(slabs[1]), "the slab of their tier"),
+        (disk, HostStorage(32, size), "the slab of their tier"),
+    ):
+        for slab in slabs:
+            slab.is_used = False
+        with pytest.raises(ValueError, match=words):
+            Device(tier, storages=[storage])
+    for slab in slabs:
+        slab.close()
+
+
+def test_a_slab_serves_one_manager(tmp_path: Path) -> None:
+    """Each would write over the blocks of the other."""
+    slab = slab_at(tmp_path / "kv.slab", 8)
+    with pytest.raises(ValueError, match="max_loading"):
+        TieredManager(BLOCKS, 2, tiers=[TierConfig(slab=slab)], max_loading=-1)
+    TieredManager(BLOCKS, 2, tiers=[TierConfig(slab=slab)])
+    with pytest.raises(ValueError, match="slabs that no manager has had"):
+        TieredManager(BLOCKS, 2, tiers=[TierConfig(slab=slab)])
+    slab.close()
+
+
 def test_a_slab_storage_needs_a_slab() -> None:
     with pytest.raises(TypeError, match="slab must be a Slab, got str"):
         SlabStorage("kv.slab")  # type: ignore[arg-type]

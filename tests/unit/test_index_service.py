@@ -220,6 +220,7 @@ def test_an_index_that_dies_knows_everything_when_it_is_back() -> None:
         ("POST /place", b"{", 400, "the body is wrong"),
         ("POST /place", b'{"digests": [1.5]}', 400, "the body is wrong"),
         ("POST /place", b'{"digests": ["xy"]}', 400, "digests must be numbers or hexadecimal"),
+        ("POST /place", b'{"digests": ["ab01"]}', 400, "digests must have at least 8 bytes"),
         ("POST /place", b'{"hashes": []}', 400, "the body is wrong"),
         ("POST /workers", b'{"worker": "w", "endpoint": "nowhere"}', 400, "endpoint must be"),
         ("POST /workers", b'{"worker": "\xff", "endpoint": "x"}', 400, "the body is wrong"),
@@ -533,6 +534,17 @@ def test_the_command_ends_when_nothing_reads_events_any_more() -> None:
             process.kill()
     assert process.returncode != 0
     assert "the process that reads the events of workers has ended" in said
+
+
+@on_linux
+def test_a_signal_to_the_whole_group_ends_the_command_without_a_complaint() -> None:
+    with serve("--port", "0") as process:
+        assert process.stderr is not None
+        assert "listening on" in process.stderr.readline()
+        for each in (*children(process.pid), process.pid):  # in the order that is harder
+            os.kill(each, signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert not said
 
 
 @on_linux

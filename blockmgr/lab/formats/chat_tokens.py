@@ -26,7 +26,12 @@ class ChatTokens:
     Raises:
         MissingExtraError: The extra ``tokenizer`` is not installed.
         ValueError: The folder does not exist, or holds no tokenizer.
+
+    Attributes:
+        is_used: Whether it has converted a text.
     """
+
+    is_used = False
 
     def __init__(self, folder: str | Path) -> None:
         if not Path(folder).is_dir():
@@ -82,6 +87,7 @@ class ChatTokens:
         Raises:
             ValueError: It has half of a character, which no tokenizer takes.
         """
+        self.is_used = True
         text.encode()
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens

@@ -92,8 +92,10 @@ def parts(path: str | Path) -> list[str]:
     with ``.gz`` or ``.zst``; hidden files are skipped.
 
     Raises:
-        ValueError: The folder holds none.
+        ValueError: The folder holds none, or there is no path.
     """
+    if not str(path):
+        raise ValueError("trace must be a file or a folder, got ''")
     if str(path) == STDIN or not Path(path).is_dir():
         return [str(path)]
     found = []

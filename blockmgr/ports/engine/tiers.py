@@ -252,6 +252,7 @@ class EngineTiers:
         for place in self._places:
             if isinstance(place, Slab):
                 place.reset(volatile=True)
+                place.is_used = False  # the manager that had it is replaced
             elif place is not None:
                 place.reset()
         self.clear()

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import Medium, OffloadingCounterMetadata, RequestOffloadingContext
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
@@ -100,6 +101,10 @@ class JobTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not instal
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         """The counters of the tier, for vLLM's Prometheus endpoint."""
+        for name, _ in cls.metrics.values():
+            # Of an engine that this process had before: vLLM removes only its own.
+            if (known := REGISTRY._names_to_collectors.get(name)) is not None:
+                REGISTRY.unregister(known)
         return {name: OffloadingCounterMetadata(text) for name, text in cls.metrics.values()}
 
     def get_stats(self) -> OffloadingConnectorStats | None:

@@ -61,6 +61,7 @@ class SlabTier(JobTier):
         TypeError: A value is of the wrong type.
     """
 
+    _must_reset = False
     metrics: ClassVar = {name: (f"blockmgr:slab_{name}_chunks", TEXTS[name]) for name in TEXTS}
 
     def __init__(
@@ -178,11 +179,15 @@ class SlabTier(JobTier):
         )
 
     def drain_jobs(self) -> None:
-        """Ends all jobs, then empties the slab: vLLM calls this to reset its caches."""
+        """Ends all jobs, then empties the slab: vLLM calls this to reset its caches.
+
+        It raises no error, because vLLM could not go on after one. If the disk fails, the slab
+        keeps blocks of the weights that vLLM started with, and gets no others until it is empty.
+        """
         super().drain_jobs()
-        self._slab.reset(volatile=True)
+        self._must_reset = True
+        self._outages.tried(self._empty)
         self._pool.reset()
-        logger.info("blockmgr emptied %s for a reset of vLLM's caches", self._slab.path)
 
     def shutdown(self) -> None:
         """Ends all jobs and closes the slab, whose blocks stay, with the order of their uses."""
@@ -194,6 +199,13 @@ class SlabTier(JobTier):
 
     # Transfers.
 
+    def _empty(self) -> None:
+        """Empties the slab, if a reset is due."""
+        if self._must_reset:
+            self._slab.reset(volatile=True)
+            self._must_reset = False
+            logger.info("blockmgr emptied %s for a reset of vLLM's caches", self._slab.path)
+
     def _block_of(self, key: bytes) -> int | None:
         found = self._pool.find(words(key))
         return int(found[0]) if found.size else None
@@ -204,9 +216,14 @@ class SlabTier(JobTier):
         serials = range(first, first + len(part))
         keys, chunks, blocks = zip(*part, strict=True)
         data = [self._chunk(chunk) for chunk in chunks]
-        write = self._slab.write_blocks
-        written = self._outages.tried(lambda: [*write(blocks, keys, data, serials=serials)])
-        return [*serials] if written else [None] * len(part)
+
+        def write() -> bool:
+            self._empty()
+            for _ in self._slab.write_blocks(blocks, keys, data, serials=serials):
+                pass
+            return True
+
+        return [*serials] if self._outages.tried(write) else [None] * len(part)
 
     def _read(self, part: list[Move]) -> list[bool | None]:
         """Whether each chunk is proved; None: the disk failed."""
