@@ -21,7 +21,7 @@ from blockmgr.ports.unsupported import UnsupportedConfigError
 from blockmgr.ports.vllm import OptionError
 from tests.engines.events import EventWorld
 from tests.engines.layers import HAS_RINGS
-from tests.engines.world import Settings, Tally, World, compare_once, draw, make_scheduler
+from tests.engines.world import More, Settings, Tally, World, compare_once, draw, make_scheduler
 
 KINDS = ("full", "window", "chunk", "latent", "bare", "state", "bare, state")
 NEW_KINDS = ("again", "again, ring", "ring", "ring, state")  # since vLLM 0.33
@@ -58,8 +58,13 @@ def drawn(rng: random.Random, seed: int, model: str) -> Settings:
         inside=rng.random() < 0.3,
     )
     checkpoints = settings.has_states and rng.random() < 0.3
+    more = draw_more(random.Random(f"more {seed}"), settings)
+    if more.hints and options.get("retention"):
+        options = {**settings.options, "kv_hints": True, "max_pinned_blocks": 8}
     return replace(
         settings,
+        options=options if more.hints and "kv_hints" in options else settings.options,
+        more=more,
         eagle=settings.eagle and settings.drafts > 0,
         checkpoints=checkpoints,
         num_blocks=settings.num_blocks + 50 * checkpoints,
@@ -67,6 +72,33 @@ def drawn(rng: random.Random, seed: int, model: str) -> Settings:
         calm=rng.random() < 0.1,
         watermark=rng.choice([0.0, 0.0, 0.1]),
         reserves=rng.random() < 0.7,
+    )
+
+
+def draw_more(rng: random.Random, settings: Settings) -> More:
+    """Further settings of vLLM's scheduler, and what its requests have."""
+    scheduling = {
+        # vLLM fails where it is less than a step with drafts takes.
+        "long_prefill_token_threshold": rng.choice([0, 0, 8, 20, 8 if settings.drafts else 3]),
+        "long_prefill_token_threshold_adaptive": rng.random() < 0.5,
+        "prefill_schedule_interval": rng.choice([1, 1, 1, 3]),
+        "max_num_active_seqs": rng.choice([None, None, settings.max_seqs // 2 + 1]),
+    }
+    has_steps = settings.asynchronous or settings.drafts > 0
+    return More(
+        tuple(scheduling.items()),
+        stages=1 if has_steps or rng.random() < 0.7 else rng.choice([2, 3]),
+        pauses=rng.random() < 0.2,
+        stops=rng.random() < 0.3,
+        images=not settings.events and rng.random() < 0.3,
+        hints=rng.random() < 0.3,
+        short_drafts=rng.random() < 0.4,
+        # Where a session stops, vLLM's workers may have moved its states further on.
+        streams=not settings.has_states and rng.random() < 0.4,
+        sends=rng.random() < 0.4,
+        unsure=rng.random() < 0.3,
+        losses=rng.random() < 0.4,
+        running_resets=rng.random() < 0.5,
     )
 
 

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     SupportsHMA,
 )
+from vllm.v1.request import RequestStatus
 
 __all__ = ["Remote", "Store"]
 
@@ -53,6 +54,9 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._seed, self._unit, self._states = extra["seed"], extra["unit"], extra["states"]
+        self._sends, self._unsure = extra["sends"], extra["unsure"]
+        self._luck = random.Random(f"sends {self._seed}")
+        self.sending: list[str] = []
         self.stores: list[Store] = []
         self.flushed: list[Store] = []
         self._taken: set[int] = set()  # blocks that requests got in this step
@@ -69,6 +73,8 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
+        if self._unsure and self._luck.random() < 0.3:
+            return None, False
         has, waits = self._has(request)
         # One that does not wait computes at least one token in the same step.
         more = (has if waits else min(has, request.num_tokens - 1)) - num_computed_tokens
@@ -93,12 +99,19 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
         return KVConnectorMetadata()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-        return False, None
+        return self._keeps(request), None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, None]:
-        return False, None
+        return self._keeps(request), None
+
+    def _keeps(self, request: Any) -> bool:
+        """Whether the blocks of a request that has ended stay until they are sent."""
+        has_all = request.status is not RequestStatus.FINISHED_ABORTED  # it may be loading
+        is_kept = self._sends and has_all and self._luck.random() < 0.5
+        self.sending += [request.request_id] * is_kept
+        return is_kept
 
     def start_load_kv(self, forward_context: Any, **named: Any) -> None:
         raise NotImplementedError("the world loads")

@@ -14,6 +14,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from vllm.config import (
@@ -26,10 +27,13 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
@@ -57,6 +61,41 @@ __all__ = [
 MODEL_LENGTH = 512
 VOCABULARY = 1000
 LORA = LoRARequest("adapter", 1, "/adapter")
+IMAGE = 5  # tokens
+
+
+@dataclass(frozen=True)
+class More:
+    """What ``mixed`` draws beside the rest: settings of vLLM's scheduler, and of requests.
+
+    Attributes:
+        scheduling: Fields of vLLM's ``SchedulerConfig``.
+        stages: Pipeline stages, each with a step in flight.
+        pauses: Whether the scheduler is paused now and then.
+        stops: Whether a sampled token may end a request.
+        images: Whether prompts have images, with few of them in the encoder's cache.
+        hints: Whether requests have ``kv_hints`` and sessions.
+        short_drafts: Whether a step may have fewer drafts than it could, as where a grammar
+            forbids the others.
+        streams: Whether streaming sessions are continued where drafts or asynchronous steps are.
+        sends: Whether blocks of a request that has ended stay until a connector has sent them.
+        unsure: Whether the connector sometimes does not know yet what it has.
+        losses: Whether blocks are lost with several groups, too.
+        running_resets: Whether a reset preempts running requests beside a connector, too.
+    """
+
+    scheduling: tuple[tuple[str, Any], ...] = ()
+    stages: int = 1
+    pauses: bool = False
+    stops: bool = False
+    images: bool = False
+    hints: bool = False
+    short_drafts: bool = False
+    streams: bool = False
+    sends: bool = False
+    unsure: bool = False
+    losses: bool = False
+    running_resets: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +128,7 @@ class Settings:
     watermark: float = 0.0  # part of the blocks that waiting requests leave free
     reserves: bool = True  # whether a prompt starts only if there is room for all of it
     interval: int | None = None  # 0: vLLM's own manager keeps windows where prompts end alone
+    more: More = More()
 
     @property
     def has_runner_v2(self) -> bool:
@@ -259,6 +299,9 @@ def make_scheduler(settings: Settings) -> Any:
     register()
     scheduler = (AsyncScheduler if settings.asynchronous else Scheduler)(**named)
     scheduler.use_v2_model_runner = settings.has_runner_v2
+    if settings.more.images:
+        scheduler.max_num_encoder_input_tokens = 2 * IMAGE
+        scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4 * IMAGE)
     return scheduler
 
 
@@ -276,6 +319,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
         policy=settings.policy,
         watermark=settings.watermark,
         scheduler_reserve_full_isl=settings.reserves,
+        **dict(settings.more.scheduling),
     )
     caching = CacheConfig(
         block_size=settings.block_size, cache_dtype="auto", enable_prefix_caching=settings.caching
@@ -295,6 +339,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
     config.scheduler_config.async_scheduling = settings.asynchronous
     config.cache_config.block_size = settings.block_size
     config.parallel_config.decode_context_parallel_size = settings.ranks
+    config.parallel_config.pipeline_parallel_size = settings.more.stages
     if settings.drafts:
         # With these hashes, vLLM's own manager keeps a block that ours drops.
         has_ours = settings.options is not None
@@ -329,6 +374,8 @@ def connector(settings: Settings) -> KVTransferConfig:
             "seed": settings.seed,
             "unit": 1 if settings.inside else math.lcm(*settings.sizes),
             "states": settings.has_states,
+            "sends": settings.more.sends,
+            "unsure": settings.more.unsure,
         },
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
@@ -345,6 +392,7 @@ class World:
             keep_one_copy(self.scheduler.kv_cache_manager)
         self.rng = random.Random(settings.seed)
         self.luck = random.Random(settings.seed)  # of drafts and transfers, not of requests
+        self.more = random.Random(f"more {settings.seed}")  # of what ``More`` has
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
         self.hasher = get_request_block_hasher(settings.hash_size, function)
@@ -363,6 +411,8 @@ class World:
         self.heads = [self._tokens(self.rng.randint(4, longest)) for _ in range(3)]
         self.pending: list[tuple[Any, ModelRunnerOutput]] = []  # launched, not reported
         self.loading: dict[str, tuple[int, int]] = {}  # by request that waits for it, a load
+        self.sending: list[str] = []  # requests that have ended, and whose blocks are being sent
+        self.paused = 0  # steps until the scheduler goes on
 
     def _tokens(self, count: int) -> list[int]:
         return [self.rng.randrange(VOCABULARY) for _ in range(count)]
@@ -373,7 +423,8 @@ class World:
         while (
             added < self.settings.requests
             or self.sessions
-            or self.scheduler.has_unfinished_requests()
+            or self.scheduler.requests  # also those that have ended and are being sent
+            or self.paused
         ):
             while added < self.settings.requests and self.rng.random() < 0.5:
                 self.add(added)
@@ -381,6 +432,7 @@ class World:
             if not self.settings.calm:
                 self.meddle()
             self.continue_sessions()
+            self.pause()
             self.step()
             if self.tally.steps > 20_000:
                 raise AssertionError("the scheduler is stuck")
@@ -403,7 +455,8 @@ class World:
         turns = rng.randint(1, 3) if rng.random() < 0.1 else 0
         settings = self.settings
         # vLLM fails where a session that had drafts continues.
-        if settings.asynchronous or settings.calm or settings.drafts or turns * 10 * size > room:
+        is_hard = (settings.asynchronous or settings.drafts) and not settings.more.streams
+        if is_hard or settings.calm or turns * 10 * size > room:
             turns = 0
         if turns:
             self.sessions[name] = turns
@@ -416,6 +469,7 @@ class World:
                 ignore_eos=True,
                 prompt_logprobs=1 if rng.random() < 0.05 else None,
                 extra_args=self.wish(),
+                **({"stop_token_ids": list(range(100))} if self.settings.more.stops else {}),
             ),
             None,
             cache_salt=rng.choice([None, None, None, "tenant"]),
@@ -424,10 +478,54 @@ class World:
             priority=rng.randint(0, 3),
             arrival_time=number,
             resumable=name in self.sessions,
+            **self.extras(number, len(prompt), earlier),
         )
         self.scheduler.add_request(request)
         self.alive.append(request.request_id)
         self.added.append(request)
+
+    def extras(self, number: int, length: int, earlier: Request | None) -> dict[str, Any]:
+        """The images of a request, its hints, and its session."""
+        rng, given = self.more, {}
+        if self.settings.more.images:
+            given["mm_features"] = self.images(length, earlier)
+        if self.settings.more.hints:
+            given["session_id"] = rng.choice([None, "one", "other"])
+            action = {
+                "action_id": "a",
+                "action_type": rng.choice(["kv.retain", "kv.pin", "kv.demote", "kv.release"]),
+                "action_version": "1.0",
+                "payload": rng.choice([{}, {"ttl": 0.01}]),
+            }
+            given["kv_hints"] = rng.choice(
+                [None, {"protocol_version": "0.1", "message_id": str(number), "actions": [action]}]
+            )
+        return given
+
+    def images(self, length: int, earlier: Request | None) -> list[MultiModalFeatureSpec]:
+        """Images of a prompt: those of the one that it continues, or some of two."""
+        if earlier is not None:
+            return [
+                each
+                for each in earlier.mm_features
+                if each.mm_position.offset + each.mm_position.length <= length
+            ]
+        return [
+            MultiModalFeatureSpec(None, "image", name, PlaceholderRange(offset, IMAGE))
+            for offset in range(2, length - IMAGE, 2 * IMAGE)
+            if (name := self.more.choice(["", "", "cat", "dog"]))
+        ]
+
+    def pause(self) -> None:
+        """Pauses the scheduler, or lets it go on."""
+        if self.paused:
+            self.paused -= 1
+            if not self.paused:
+                self.scheduler.set_pause_state(PauseState.UNPAUSED)
+        elif self.settings.more.pauses and self.more.random() < 0.05:
+            self.paused = self.more.randint(1, 6)
+            states = [PauseState.PAUSED_NEW, PauseState.PAUSED_ALL]
+            self.scheduler.set_pause_state(self.more.choice(states))
 
     def wish(self) -> dict[str, Any] | None:
         """The retention that a request asks for."""
@@ -473,11 +571,21 @@ class World:
                 self.tally.aborted += 1
         if rng.random() < 0.01:
             running = rng.random() < 0.5 and not self.sessions  # which keep their blocks
-            running = running and not self.settings.remote  # vLLM fails while a load goes on
+            if self.settings.remote:  # vLLM fails while a load or a transfer goes on
+                running = running and self.settings.more.running_resets and not self.holds()
             scheduler.reset_prefix_cache(reset_running_requests=running)
             self.tally.resets += 1
-        if rng.random() < 0.02 and not self.settings.lossless:
+        losses = self.settings.more.losses or not self.settings.lossless
+        if rng.random() < 0.02 and losses:
             self.lose_some_blocks()
+
+    def holds(self) -> bool:
+        """Whether others than running requests have blocks."""
+        scheduler, running = self.scheduler, {r.request_id for r in self.scheduler.running}
+        tables = (
+            scheduler.kv_cache_manager.get_block_ids(n) for n in scheduler.requests.keys() - running
+        )
+        return bool(scheduler.deferred_frees or self.pending) or any(any(t) for t in tables)
 
     def lose_some_blocks(self) -> None:
         """A load fails: requests that have its blocks end, and the blocks are evicted."""
@@ -485,14 +593,15 @@ class World:
         holders = [r for r in scheduler.running if self.tables.get(r.request_id)]
         if not holders:
             return
-        table = scheduler.kv_cache_manager.get_block_ids(self.rng.choice(holders).request_id)[0]
+        tables = scheduler.kv_cache_manager.get_block_ids(self.rng.choice(holders).request_id)
+        table = self.more.choice(tables)
         if not table:
             return
-        lost = set(table[self.rng.randrange(len(table)) :])
+        lost = {*table[self.rng.randrange(len(table)) :]} - {0}
         # Also those that wait, for a turn or a load, or to be scheduled after a load.
         for request in list(scheduler.requests.values()):
-            mine = scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
-            if lost & set(mine):
+            mine = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+            if lost.intersection(*[chain(*mine)]):
                 scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
         scheduler.kv_cache_manager.evict_blocks(lost)
         for slot in [s for s in self.memory if s // self.stride in lost]:
@@ -507,7 +616,7 @@ class World:
         self.tally.schedule.append(sorted(output.num_scheduled_tokens.items()))
         sampled = self.forward(output)
         self.pending.append((output, sampled))
-        if len(self.pending) > int(self.settings.asynchronous):
+        if len(self.pending) >= int(self.settings.asynchronous) + self.settings.more.stages:
             self.report()
 
     def report(self) -> None:
@@ -594,7 +703,12 @@ class World:
     def propose(self, name: str, at: int) -> list[int]:
         """Drafts of the tokens from a position on, of which some are wrong."""
         right = [self.next_token(name, at + i) for i in range(self.settings.drafts)]
-        return [token if self.luck.random() < 0.7 else 0 for token in right]
+        drafts = [token if self.luck.random() < 0.7 else 0 for token in right]
+        return (
+            drafts[: self.more.randint(0, len(drafts))]
+            if self.settings.more.short_drafts
+            else drafts
+        )
 
     def load(self) -> KVConnectorOutput:
         """Loads what requests of this step need, and some of what others wait for."""
@@ -607,6 +721,11 @@ class World:
                 self.tally.loaded += stop - start
         loads.clear()
         received = KVConnectorOutput(finished_recving=set())
+        self.sending += self.scheduler.connector.sending
+        self.scheduler.connector.sending.clear()
+        done = [name for name in self.sending if self.more.random() < 0.3]
+        received.finished_sending = set(done)
+        self.sending = [name for name in self.sending if name not in received.finished_sending]
         for name, (start, stop) in list(self.loading.items()):
             if self.luck.random() < 0.6:
                 continue
@@ -759,8 +878,13 @@ class World:
         tokens += drafts
         adapter = request.lora_request and request.lora_request.name
         prefix, prefixes = hash(("salt", request.cache_salt, adapter)), []
-        for token in tokens[:stop]:
-            prefix = hash((prefix, token))
+        seen = {
+            each.mm_position.offset + i: each.identifier
+            for each in request.mm_features
+            for i in range(each.mm_position.length)
+        }
+        for position, token in enumerate(tokens[:stop]):
+            prefix = hash((prefix, token, seen.get(position)))
             prefixes.append(prefix)
         return prefixes
 
@@ -792,6 +916,7 @@ class World:
         manager = self.scheduler.kv_cache_manager
         if self.settings.options is None:
             return
+        self.scheduler._drain_deferred_frees()  # vLLM does so with the next step
         manager.manager.check_invariants()
         assert manager.manager.num_available == manager.manager.config.capacity, "blocks leaked"
         assert not manager.manager.handles(), "sequences leaked"

@@ -89,6 +89,15 @@ def test_a_request_that_ends_may_have_had_more_right_drafts_than_it_tells() -> N
     assert slots.known() == WholeState(8, 0)
 
 
+def test_a_step_in_flight_may_have_begun_behind_right_drafts_that_are_taken_back() -> None:
+    slots = Slots.after(10, 4, 3)
+    slots.launch(4, 3)
+    slots.launch(4, 3)
+    slots.report(12)  # 13 were right, and the next step writes the columns from 4 on
+    assert slots.slot_of(7) == slots.slot_of(2)
+    assert slots.known() is None
+
+
 def test_a_step_in_flight_hides_the_state_that_it_overwrites() -> None:
     slots = Slots.after(4, 8, 2)
     slots.launch(3, 2)

@@ -165,7 +165,7 @@ def test_a_state_that_is_found_is_copied_first(vllm: None) -> None:
     assert copy not in cached
 
 
-def test_a_prompt_waits_a_step_for_a_state_that_this_step_computes(vllm: None) -> None:
+def test_a_prompt_waits_until_it_can_use_a_state_that_this_step_computes(vllm: None) -> None:
     manager = make(FULL, STATE, num_blocks=99, min_partial_tokens=0)
     first, second = request("first", TOKENS), request("second", [*TOKENS[:17], 90])
     other = request("other", [*TOKENS[:15], 80, 81, 82])
@@ -177,9 +177,14 @@ def test_a_prompt_waits_a_step_for_a_state_that_this_step_computes(vllm: None) -
     manager.take_kv_cache_block_copies()
     first.num_computed_tokens = 16
     manager.new_step_starts()
-    assert manager.get_computed_blocks(second)[1] == 0  # the copy that keeps it has yet to run
+    # The copy that keeps it has yet to run.
+    blocks, found, _ = manager.get_computed_blocks(second)
+    assert (found, manager.allocate_slots(second, 8, found, blocks)) == (0, None)
     manager.take_kv_cache_block_copies()
-    assert manager.get_computed_blocks(second)[1] == 16
+    manager.new_step_starts()
+    blocks, found, _ = manager.get_computed_blocks(second)
+    assert found == 16
+    assert manager.allocate_slots(second, 2, found, blocks) is not None
 
 
 def test_workers_zero_no_state_and_nothing_of_a_block_that_is_found(vllm: None) -> None:

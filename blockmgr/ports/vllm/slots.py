@@ -39,6 +39,7 @@ class Slots:
         computed: Tokens that are right after the steps whose outcome is known; below 0: unknown.
         state: The last whole state that these steps left; None if that is unknown.
         steps: Tokens and drafts of each step that was launched since.
+        spare: Drafts of the last step before them that do not count as right.
     """
 
     size: int
@@ -47,6 +48,7 @@ class Slots:
     computed: int
     state: WholeState | None
     steps: list[tuple[int, int]] = field(default_factory=list)
+    spare: int = 0
 
     @classmethod
     def after(cls, num_before: int, size: int, drafts: int) -> Slots:
@@ -84,12 +86,14 @@ class Slots:
         if self.computed < 0 or self.state is None or len(self.steps) > 1:
             return None
         for num_tokens, num_drafts in self.steps:
-            end = self.computed + num_tokens
-            column = (end - 1) // self.size
-            passes = column * self.size >= end - num_drafts
-            written = range(column - passes, column + self.drafts + 1)
-            if any(self.slot_of(each) == self.slot_of(self.state.column) for each in written):
-                return None
+            least = self.computed + num_tokens
+            # Of a request that ends, right drafts are taken back; this step began behind them.
+            for end in range(least, least + self.spare + 1):
+                column = (end - 1) // self.size
+                passes = column * self.size >= end - num_drafts
+                written = range(column - passes, column + self.drafts + 1)
+                if any(self.slot_of(each) == self.slot_of(self.state.column) for each in written):
+                    return None
         return self.state
 
     def _move(self, num_tokens: int, least: int, end: int) -> None:
@@ -104,4 +108,4 @@ class Slots:
             self.state = None
         else:
             self.state = WholeState(least, column)
-        self.computed = end
+        self.computed, self.spare = end, stop - end

@@ -45,7 +45,9 @@ class StateCommits(Commits):
         self._states = next(each for each in self._layers if each.has_states)
         self._has_slots = self._states.num_blocks(1) > 1
         self._launched: dict[int, Held] = {}  # with several slots: by handle, who had a step lately
-        self._stopped: list[Held] = []  # whose forward ends at a stop or with a block
+        # Whose forward of so many tokens ends at a stop or with a block, in this step or the last.
+        self._stopped: list[tuple[Held, int]] = []
+        self._copied: list[tuple[Held, int]] = []
         self._ahead: list[Held] = []  # whose forward gets tokens that are not known yet
         self._groups = [group for group, each in enumerate(self._layers) if each.has_states]
         self._kept: list[tuple[Held, int]] = []  # whose state at so many tokens the step may copy
@@ -89,18 +91,18 @@ class StateCommits(Commits):
     # Requests.
 
     def may_start(self, request: Request, num_before: int) -> bool:
-        """False if a forward of this step computes a state that the request can use in the next."""
+        """False if this step computes or copies a state that the request can use in a later one."""
         if not self._caching or request.skip_reading_prefix_cache:
             return True
         tokens = request._all_token_ids
-        for held in self._stopped:
-            end, other = held.num_committed, held.request
-            if not num_before < end < len(tokens):
+        for held, end in [*self._stopped, *self._copied]:
+            other, shared = held.request, end + self._manager.config.stop_margin_tokens
+            if not num_before < end <= shared < len(tokens):
                 continue
             if (
                 tokens[end - 1] == other._all_token_ids[end - 1]  # most differ there
                 and self._is_live(held)
-                and tokens[:end] == other._all_token_ids[:end]
+                and tokens[:shared] == other._all_token_ids[:shared]
                 and namespace(other) == namespace(request)
             ):
                 return False
@@ -155,7 +157,7 @@ class StateCommits(Commits):
         super().up_to(held, num_computed)
         at_end = held.num_committed == num_computed
         if at_end and (num_computed % self._block_size == 0 or num_computed in held.stops):
-            self._stopped.append(held)
+            self._stopped.append((held, num_computed))
         held.next_commit = held.num_committed + 1
 
     def _next_commit(self, held: Held) -> int:
@@ -180,7 +182,8 @@ class StateCommits(Commits):
 
     def start_step(self) -> None:
         """Caches the states of requests whose forwards ended at a stop or with a block."""
-        stopped, self._stopped = self._stopped, []
+        self._copied, self._stopped = self._stopped, []
+        stopped = [held for held, _ in self._copied]
         # Requests that are preempted should continue from their states. Copies hold blocks until
         # they have run, so states are then cached at stops only.
         is_scarce = self._is_scarce()
