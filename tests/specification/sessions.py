@@ -122,8 +122,10 @@ class ModelSessions(ModelLeaves):
             session = Session()
         tip = self.tip(session) if session.handle is None else None
         superseded: list[Block] = []
-        if tip is not None and terms.read_cache and plan.copied.get(0) is not tip:
-            superseded = self.superseded(self.chain(tip), seq, session)
+        if tip is not None and terms.read_cache:
+            assert tip.content is not None
+            goes_on = plan.copied.get(0) is tip and len(tip.content[1][1]) == plan.cached
+            superseded = [] if goes_on else self.superseded(self.chain(tip), seq, session)
         self.sessions.pop(key, None)
         self.sessions[key] = session
         session.handle, session.outlook = seq.handle, ""

@@ -275,6 +275,8 @@ def test_a_prompt_that_goes_on_within_the_last_block_supersedes_nothing(
     serve(manager, FIRST[:14], b"chat")
     serve(manager, FIRST, b"chat")
     assert (low(manager), manager.stats().superseded_blocks) == (0, 0)
+    serve(manager, [*FIRST[:14], 7, 7], b"chat")  # edited there
+    assert (low(manager), manager.stats().superseded_blocks) == (1, 1)
 
 
 def test_a_prompt_that_may_take_little_of_the_cache_supersedes_what_it_does_not_share(

@@ -37,7 +37,7 @@ void Sessions::remove(SessionTable& table, SessionTable::Id id) noexcept {
 // supersede is used again. It shares what full attention has, wherever it can continue from.
 std::int64_t Sessions::count_superseded(const RetainingPolicy& policy, NodeId tip,
                                         std::int64_t num_blocks, const Found& found) const {
-  if (found.partial == tip) return 0;
+  if (found.partial == tip && found.num_partial == nodes()[tip].key_tokens) return 0;
   const std::int64_t least = (num_blocks + 1) / 2;
   NodeId n = tip;
   std::int64_t shared = num_blocks;
