@@ -1327,8 +1327,9 @@ class BlockManager(CommonCalls, EventCalls, DigestCalls, IdleCalls, NotCopied):
     def end_session(self, session: bytes, *, namespace: bytes = b"") -> int | None:
         """Ends a session: what only its path uses is evicted before all other blocks.
 
-        The path is what the session's last sequence left in the cache, or will leave if it still
-        runs. An earlier sequence that ends later leaves its blocks as one without a session does.
+        The path is what the session's last sequence left in the cache when it ended or was
+        preempted, or will leave if it runs. It is forgotten when its last block is evicted. An
+        earlier sequence that ends later leaves its blocks as one without a session does.
 
         Args:
             session: As in ``admit``, not empty.
@@ -1342,7 +1343,7 @@ class BlockManager(CommonCalls, EventCalls, DigestCalls, IdleCalls, NotCopied):
             ValueError: A value out of its bounds, or ``retention`` is off.
             TypeError: A value of the wrong type.
 
-        Cost: O(blocks that go first).
+        Cost: O(blocks that go first). With several groups also those below the last of them.
 
         >>> manager = BlockManager(num_blocks=8, block_size=2, retention=True)
         >>> handle = manager.admit([1, 2, 3, 4, 5], session=b"chat")

@@ -72,7 +72,7 @@ class ModelSessions(ModelLeaves):
             used = self.references(block) or block in self.holds or block in tips
             if used or any(self.level(b) > Priority.LOW for b in others):
                 return count
-            if super().own_level(block) > Priority.NORMAL:
+            if self.is_pinned(block) or (block.retention or (0, 0))[0] > Priority.NORMAL:
                 return count
             below = block
         return len(chain)
@@ -99,32 +99,45 @@ class ModelSessions(ModelLeaves):
 
     def expect(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         if self.naming:
-            self.follow_up(seq, plan)
+            self.follow_up(seq, plan, terms)
+        self.take_back(seq)
         super().expect(seq, plan, terms)
 
-    def follow_up(self, seq: Seq, plan: Plan) -> None:
+    def expect_stops(self, seq: Seq, plan: Plan, terms: Terms) -> None:
+        self.take_back(seq)
+        super().expect_stops(seq, plan, terms)
+
+    def take_back(self, seq: Seq) -> None:
+        """The path of a preempted sequence is its own again."""
+        for session in self.sessions.values():
+            if session.handle == seq.handle:
+                session.tip, session.num_blocks = None, 0
+
+    def follow_up(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         """The prompt is the last one of its session."""
         key = seq.namespace, self.naming
         session = self.sessions.get(key)
         if session is None:
             self.make_room(seq.namespace)
             session = Session()
-        tip = self.tip(session)
-        superseded = [] if tip is None else self.superseded(self.chain(tip), plan, session)
+        tip = self.tip(session) if session.handle is None else None
+        superseded: list[Block] = []
+        if tip is not None and terms.read_cache:
+            assert tip.content is not None
+            goes_on = plan.copied.get(0) is tip and len(tip.content[1][1]) == plan.cached
+            superseded = [] if goes_on else self.superseded(self.chain(tip), seq, session)
         self.sessions.pop(key, None)
         self.sessions[key] = session
-        session.handle, session.tip, session.num_blocks = seq.handle, None, 0
-        session.outlook = ""
+        session.handle, session.outlook = seq.handle, ""
         self.lower(superseded)
         self.count["superseded_blocks"] += len(superseded)
 
-    def superseded(self, chain: list[Block], plan: Plan, session: Session) -> list[Block]:
+    def superseded(self, chain: list[Block], seq: Seq, session: Session) -> list[Block]:
         """What only this path uses behind the blocks that it shares, half of them at least."""
-        found = plan.shared[0]
-        pairs = zip(reversed(chain), found, strict=False)
+        ends = range(self.size, len(seq.tokens), self.size)
         shared = 0
-        for old, new in pairs:
-            if old is not new:
+        for old, end in zip(reversed(chain), ends, strict=False):
+            if old is not self.find((0, seq.prefix(end))):
                 break
             shared += 1
         if 2 * shared < len(chain):
@@ -159,7 +172,7 @@ class ModelSessions(ModelLeaves):
         self.keep_end(seq)
         if expect_reuse is not None:
             self.hint(seq, expect_reuse)
-        self.left = None if resumes else self.path_of(seq)
+        self.left = self.path_of(seq)
         self.shorten(seq.tables[0], 0)
 
     def path_of(self, seq: Seq) -> tuple[Block, int, int] | None:
@@ -180,15 +193,25 @@ class ModelSessions(ModelLeaves):
     ) -> None:
         self.left = None
         super().free(handle, expect_reuse=expect_reuse, withdraw=withdraw)
+        self.leave_path(handle)
+        self.ended.discard(handle)
+        for session in self.sessions.values():
+            if session.handle == handle:
+                session.handle = None
+
+    def preempt(self, handle: int, *, withdraw: bool = False) -> None:
+        super().preempt(handle, withdraw=withdraw)
+        self.leave_path(handle)
+
+    def leave_path(self, handle: int) -> None:
+        """What a sequence leaves is the path of its session, or goes first if that has ended."""
         left, self.left = self.left, None
         ended = handle in self.ended
-        self.ended.discard(handle)
         owners = (s for s in self.sessions.values() if s.handle == handle)
         session = Session() if ended else next(owners, None)
+        tip, linked, count = left or (None, 0, 0)
         if session is None:
             return
-        session.handle = None
-        tip, linked, count = left or (None, 0, 0)
         if tip is None or tip.content is None or tip.linked != linked:
             return
         if ended or session.outlook == "done":
@@ -229,6 +252,9 @@ class ModelSessions(ModelLeaves):
             known.outlook = "done"
             self.lower(chain[:count])
             return count
+        if known.outlook == "done":
+            for block in chain:
+                block.hint = Priority.NORMAL
         known.outlook = "expected"
         known.until = math.inf if expected_in is None else self.now + expected_in
         return len(chain)

@@ -215,6 +215,95 @@ def test_beams_of_a_session_keep_it(manager: BlockManager) -> None:
     assert manager.end_session(b"chat") == 5
 
 
+def test_a_session_that_has_left_its_namespace_has_no_digests_of_another_one(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(12, retention=True, digest="sha256_cbor", debug=2)
+    handles = [manager.admit([n] * 8, session=b"chat", namespace=b"%d" % n) for n in (1, 2)]
+    for handle in handles:
+        manager.commit(handle, 8)
+    manager.reparent(handles, [1, 1])
+    assert manager.session_digests(b"chat", namespace=b"1") == []
+    manager.free(handles[0])
+    manager.commit(manager.admit([3] * 8, namespace=b"3"), 8)
+    assert manager.session_digests(b"chat", namespace=b"1") == []
+    assert len(manager.session_digests(b"chat", namespace=b"2") or []) == 2
+
+
+def test_a_session_has_what_its_preempted_sequence_left(manager: BlockManager) -> None:
+    handle = manager.admit(FIRST, session=b"chat")
+    manager.commit(handle, 16)
+    manager.preempt(handle)
+    assert manager.signal(b"chat", "tool_wait") == 4
+    manager.resume(handle)
+    assert (manager.stats().expected_blocks, manager.signal(b"chat", "tool_wait")) == (0, 0)
+    manager.commit(handle, 16)
+    manager.preempt(handle)
+    manager.free(handle)
+    assert manager.stats().expected_blocks == 4
+    assert manager.end_session(b"chat") == 4
+    assert low(manager) == 4
+
+
+def test_a_session_that_ends_while_its_sequence_waits_lets_its_blocks_go(
+    manager: BlockManager,
+) -> None:
+    handle = manager.admit(FIRST, session=b"chat")
+    manager.commit(handle, 16)
+    manager.preempt(handle)
+    assert manager.end_session(b"chat") == 4
+    manager.resume(handle)
+    assert low(manager) == 1  # the last block is computed again
+    manager.preempt(handle)
+    assert low(manager) == 4
+
+
+def test_a_prompt_supersedes_nothing_from_which_a_preempted_sequence_goes_on(
+    manager: BlockManager,
+) -> None:
+    handle = manager.admit(FIRST, session=b"chat")
+    manager.commit(handle, 16)
+    manager.preempt(handle)
+    serve(manager, EDITED, b"chat")
+    assert (low(manager), manager.stats().superseded_blocks) == (0, 0)
+
+
+def test_a_prompt_that_goes_on_within_the_last_block_supersedes_nothing(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(12, retention=True, min_partial_tokens=1, debug=2)
+    serve(manager, FIRST[:14], b"chat")
+    serve(manager, FIRST, b"chat")
+    assert (low(manager), manager.stats().superseded_blocks) == (0, 0)
+    serve(manager, [*FIRST[:14], 7, 7], b"chat")  # edited there
+    assert (low(manager), manager.stats().superseded_blocks) == (1, 1)
+
+
+def test_a_prompt_that_may_take_little_of_the_cache_supersedes_what_it_does_not_share(
+    manager: BlockManager,
+) -> None:
+    serve(manager, FIRST, b"chat")
+    serve(manager, EDITED, b"chat", max_cached_tokens=4)
+    assert manager.stats().superseded_blocks == 2
+
+
+def test_an_engine_that_expected_more_lets_an_ended_session_go(manager: BlockManager) -> None:
+    handle = manager.admit(FIRST, session=b"chat")
+    manager.commit(handle, 16)
+    manager.free(handle, expect_reuse=True)
+    assert manager.stats().expected_blocks == 4
+    assert manager.end_session(b"chat") == 4
+    assert (low(manager), manager.stats().expected_blocks) == (4, 0)
+
+
+def test_a_signal_replaces_the_one_before(manager: BlockManager) -> None:
+    serve(manager, FIRST, b"agent")
+    manager.signal(b"agent", "done")
+    manager.signal(b"agent", "tool_wait", expected_in=1.0)
+    manager.set_time(1.0)
+    assert (low(manager), manager.stats().expected_blocks) == (0, 0)
+
+
 def test_what_is_expected_is_kept_over_what_is_not(manager: BlockManager) -> None:
     serve(manager, FIRST, b"agent")
     serve(manager, [9] * 16)
@@ -471,6 +560,43 @@ def test_the_boundaries_of_an_ended_session_go_first(make_manager: MakeManager, 
     assert manager.end_session(b"chat") == 4
     crowd_until_short(manager, FIRST, 0)
     assert found(manager, [9] * 16) == 16
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_prompt_supersedes_what_it_does_not_share_wherever_it_continues_from(
+    make_manager: MakeManager, kind: str
+) -> None:
+    manager = make_manager(65, groups=GROUPS[kind], null_block=True, retention=True, debug=2)
+    path = list(range(32))
+    serve_grouped(manager, [*path, 0], b"chat")
+    serve_grouped(manager, [*path[:24], *[50] * 8, 0], b"chat")
+    assert manager.stats().superseded_blocks == 2
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_what_was_superseded_keeps_nothing_of_an_ended_session(
+    make_manager: MakeManager, kind: str
+) -> None:
+    manager = make_manager(65, groups=GROUPS[kind], null_block=True, retention=True, debug=2)
+    path = list(range(32))
+    serve_grouped(manager, [*path, 0], b"chat")
+    serve_grouped(manager, [*path[:24], *[50] * 8, 0], b"chat")
+    assert manager.end_session(b"chat") == 8
+    serve_grouped(manager, [*path, 0], b"other")
+    serve_grouped(manager, [*path[:24], *[60] * 8, 0], b"chat")
+    assert manager.end_session(b"chat") == 2  # the other one uses the rest
+
+
+def test_a_session_has_what_is_left_without_a_state_at_its_end(make_manager: MakeManager) -> None:
+    groups = GROUPS["states"]
+    manager = make_manager(65, groups=groups, null_block=True, retention=True, debug=2)
+    serve_grouped(manager, [*range(32), 0])
+    handle = manager.admit([*range(32), *[50] * 17], session=b"chat")
+    manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(handle, 38)  # the client leaves while its prompt is computed
+    manager.free(handle)
+    assert found(manager, list(range(32))) == 32
+    assert manager.end_session(b"chat") == 8
 
 
 @pytest.mark.parametrize("dedup", ["remap", "append_only"])

@@ -269,10 +269,7 @@ void RetainingPolicy::forget_retention(NodeId b) noexcept {
 }
 
 void RetainingPolicy::inherit(NodeId from, NodeId cached) noexcept {
-  if (at(cached).hint != kNormal) [[unlikely]] {  // this is its next use
-    at(cached).hint = kNormal;
-    refresh(cached);
-  }
+  forget_hint(cached);  // this is its next use
   if (!is_current(from)) return;
   const Kept& k = at(from);
   const Kept& own = at(cached);

@@ -84,15 +84,18 @@ class RetainingPolicy final : public Policy {
   void inherit(NodeId from, NodeId cached) noexcept;
   // Records what the last user of a cached block states about its next use.
   void hint(NodeId cached, bool reuse) noexcept;
+  // Nothing is stated any more.
+  void forget_hint(NodeId cached) noexcept {
+    if (at(cached).hint == kNormal) return;
+    at(cached).hint = kNormal;
+    refresh(cached);
+  }
   bool is_expected(NodeId b) const { return at(b).hint == kExpected; }
   // What a call set for the block, until when: no pin, no hint, and nothing of its children.
   int retention(NodeId b) const { return is_current(b) ? at(b).retention : kNoLevel; }
   double until(NodeId b) const { return is_current(b) ? at(b).until : kForever; }
-  // The level of the block by itself, whatever continues it and whatever sessions expect.
-  Level own_level(NodeId b) const {
-    const Kept& k = at(b);
-    return k.first_pin >= 0 ? kPinned : static_cast<Level>(is_current(b) ? k.retention : k.hint);
-  }
+  // Whether a call keeps the block by itself above the normal level: no hint, and no session.
+  bool is_kept(NodeId b) const { return at(b).first_pin >= 0 || retention(b) > kNormal; }
   // Its cached children above the lowest level.
   std::uint32_t num_children(NodeId b) const {
     const auto& children = at(b).children;

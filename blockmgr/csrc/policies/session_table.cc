@@ -52,7 +52,7 @@ void SessionTable::add(Id id, std::uint32_t root) noexcept {
 void SessionTable::remove(Id id) noexcept {
   Session& s = session(id);
   forget_outlook(id);
-  forget_path(s);
+  forget_path(id);
   ring::remove(sessions_.data(), static_cast<int>(id));
   s.row = -1;
   --size_;
@@ -62,16 +62,15 @@ void SessionTable::remove(Id id) noexcept {
 void SessionTable::begin(Id id, std::int32_t row) noexcept {
   Session& s = session(id);
   forget_outlook(id);
-  forget_path(s);
+  forget_path(id);
   s.row = row;
   ring::remove(sessions_.data(), static_cast<int>(id));
   ring::insert_before(sessions_.data(), static_cast<int>(id), kNone);
 }
 
 void SessionTable::end(Id id, NodeId tip, std::int32_t num_blocks) noexcept {
-  Session& s = session(id);
-  s.row = -1;
   if (tip < 0) return;
+  Session& s = session(id);
   s.tip = tip;
   s.generation = nodes_[tip].generation;
   s.num_blocks = num_blocks;
@@ -101,7 +100,9 @@ void SessionTable::forget_outlook(Id id) noexcept {
   if (was_expected) count_expected(s, -1);
 }
 
-void SessionTable::forget_path(Session& s) noexcept {
+void SessionTable::forget_path(Id id) noexcept {
+  Session& s = session(id);
+  if (s.outlook == Outlook::kExpected) count_expected(s, -1);
   if (s.tip >= 0 && ends_[s.tip].generation == s.generation) --ends_[s.tip].num_paths;
   s.tip = kNoNode;
   s.num_blocks = 0;

@@ -86,6 +86,10 @@ class SessionTable {
   void begin(Id id, std::int32_t row) noexcept;
   // The sequence of its last prompt has left this path; kNoNode: none.
   void end(Id id, NodeId tip, std::int32_t num_blocks) noexcept;
+  // That sequence has ended, or has left the session.
+  void release(Id id) noexcept { session(id).row = -1; }
+  // Its path is that of a sequence again.
+  void forget_path(Id id) noexcept;
   void set_outlook(Id id, Outlook outlook, double until) noexcept;
   // The last node of its path; kNoNode: there is none, or it has gone.
   NodeId tip(Id id) const {
@@ -125,7 +129,6 @@ class SessionTable {
     char data[sizeof(std::uint32_t) + kMostNameBytes];
     std::size_t size;
   };
-  void forget_path(Session& s) noexcept;
   void forget_outlook(Id id) noexcept;
   void count_expected(const Session& s, int change) noexcept;
 

@@ -278,6 +278,8 @@ void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
   const AdmissionPlan plan =
       settled_admission(s.waiting.data(), s.num_tokens, slots,
                         {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
+  if (s.session) [[unlikely]]
+    use<Sessions>().take_path_back(s);
   occupy(s, s.waiting.data(), plan);
   settle_resumed(s, read_cache);
 }

@@ -54,14 +54,16 @@ void Ending::free(Handle handle, bool withdraws) {
   end(s);
 }
 
+void Ending::release_all(Sequence& s, bool resumes) noexcept {
+  if (!s.session) [[likely]]
+    return release_blocks(s, 0);
+  const SessionPath path = use<Sessions>().path_of(s);
+  release_blocks(s, 0);
+  use<Sessions>().end(s, path, resumes);
+}
+
 void Ending::end(Sequence& s) noexcept {
-  if (s.session) [[unlikely]] {
-    const SessionPath path = use<Sessions>().path_of(s);
-    release_blocks(s, 0);
-    use<Sessions>().end(s, path);
-  } else {
-    release_blocks(s, 0);
-  }
+  release_all(s, false);
   index().release_root(s.root);
   const std::uint32_t generation = (s.generation + 1) & 0x7fffffff;
   const std::uint64_t mark = s.mark;
@@ -80,7 +82,7 @@ void Ending::preempt(Handle handle, bool withdraws) {
   rows().copy_tokens(handle, tokens.data());
 
   leave(s, true, withdraws);
-  release_blocks(s, 0);
+  release_all(s, true);
   s.waiting.swap(tokens);
   s.waiting_start = 0;
   s.state = Sequence::kPreempted;

@@ -26,6 +26,8 @@ class Ending : public Part<Ending, GroupTables, GroupEnds, Committing, Forgettin
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
   void leave(Sequence& s, bool resumes, bool withdraws) noexcept;
   void end(Sequence& s) noexcept;
+  // What stays cached of it is the path of its session.
+  void release_all(Sequence& s, bool resumes) noexcept;
   void release_blocks(Sequence& s, std::int64_t keep) noexcept;
   [[gnu::noinline]] void release_written(const Sequence& s, std::int64_t keep) noexcept;
   void check_leaving(const Sequence& s, bool withdraws, const char* call) const {

@@ -172,6 +172,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
     }
     use<Ending>().release_nodes(s, next.num_kept);
     index().release_root(s.root);
+    if (s.session && !next.state.session) use<Sessions>().leave_session(s);
     s = std::move(next.state);
     copy_table(next.table.data() + next.num_kept, s.num_blocks - next.num_kept,
                rows().table(s) + next.num_kept);

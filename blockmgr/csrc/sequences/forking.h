@@ -9,7 +9,7 @@
 
 namespace blockmgr {
 
-class Forking : public Part<Forking, Slices, GroupTables, GroupEnds, Ending> {
+class Forking : public Part<Forking, Slices, GroupTables, GroupEnds, Ending, Sessions> {
  public:
   // expected: handles that were announced for the children, see next_handles. If they are others
   // by this time, nothing is done. Whether it was.

@@ -178,9 +178,9 @@ std::optional<std::vector<std::uint8_t>> Naming::session_digests(std::string_vie
   const auto known = use<Sessions>().find("session_digests", namespace_name, session);
   if (!known) return {};
   const SessionTable& table = *known->policy.sessions();
-  if (const std::int32_t row = table.at(known->id).row; row >= 0)
-    return digests_of(rows().sequences[nth(row)]);
+  const std::int32_t row = table.at(known->id).row;
   const NodeId tip = table.tip(known->id);
+  if (row >= 0 && tip < 0) return digests_of(rows().sequences[nth(row)]);
   return digests_to(tip >= 0 && index().is_retired(tip) ? kNoNode : tip);
 }
 

@@ -323,6 +323,8 @@ void Resuming::resolve_ghosts(const std::vector<Member>& members) {
 void Resuming::settle(std::vector<Member>& members, bool read_cache) {
   if (read_cache) resolve_ghosts(members);
   for (Member& m : members)
+    if (m.sequence->session) use<Sessions>().take_path_back(*m.sequence);
+  for (Member& m : members)
     if (m.donor < 0) use<Admitting>().begin_resumed(*m.sequence, m.plan);
   for (Member& m : members) {
     if (m.donor < 0) {

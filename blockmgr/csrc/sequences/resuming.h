@@ -12,6 +12,7 @@
 #include "sequences/group_ends.h"
 #include "sequences/growing.h"
 #include "sequences/needs.h"
+#include "sequences/sessions.h"
 
 namespace blockmgr {
 
@@ -42,7 +43,7 @@ enum class Reuse : std::uint8_t {
 };
 
 class Resuming : public Part<Resuming, Slices, GroupTables, Finding, Needs, Growing, GroupEnds,
-                             Admitting, Forking> {
+                             Admitting, Forking, Sessions> {
  public:
   // All or none of these preempted sequences. What several of them have in common they share, as
   // forks do: equal leading tokens of one namespace, with the same extra keys.

@@ -15,9 +15,11 @@ void Sessions::begin(Sequence& s, SessionTable::Claim& claim, const Found& found
     claim.keep();
   }
   const NodeId tip = table.tip(claim.id());
-  const std::int64_t count = tip < 0 ? 0
-                                     : count_superseded(policy_of(s.partition), tip,
-                                                        table.at(claim.id()).num_blocks, found);
+  const SessionTable::Session& last = table.at(claim.id());
+  // A preempted sequence continues there.
+  const bool is_over = tip >= 0 && last.row < 0;
+  const std::int64_t count =
+      is_over ? count_superseded(policy_of(s.partition), tip, last.num_blocks, found) : 0;
   table.begin(claim.id(), static_cast<std::int32_t>(rows().row_of(s)));
   s.session = claim.id();
   let_go(tip, count);
@@ -32,13 +34,14 @@ void Sessions::remove(SessionTable& table, SessionTable::Id id) noexcept {
 
 // A prompt that shares less than half of the old path does not follow it: it is a request beside
 // the conversation, which continues later. On recorded agents, half of what such prompts would
-// supersede is used again.
+// supersede is used again. It shares what full attention has, wherever it can continue from.
 std::int64_t Sessions::count_superseded(const RetainingPolicy& policy, NodeId tip,
                                         std::int64_t num_blocks, const Found& found) const {
+  if (found.partial == tip && found.num_partial == nodes()[tip].key_tokens) return 0;
   const std::int64_t least = (num_blocks + 1) / 2;
   NodeId n = tip;
   std::int64_t shared = num_blocks;
-  while (shared > found.num_full || found.full[shared - 1] != n) {
+  while (shared > found.num_lead || found.full[shared - 1] != n) {
     if (shared == least) return 0;
     n = nodes()[n].parent;
     --shared;
@@ -54,9 +57,8 @@ std::int64_t Sessions::count_alone(const RetainingPolicy& policy, NodeId tip, st
   NodeId n = tip;
   std::int64_t count = 0;
   for (; count < most; ++count, own = 0, below = n, n = nodes()[n].parent) {
-    if (continues_elsewhere(policy, n, below) || nodes().uses(n).ref_count ||
-        use<Holding>().num_holds(n) || policy.sessions()->num_paths(n) > own ||
-        policy.own_level(n) > kNormal)
+    if (continues_elsewhere(policy, n, below) || has_user(n) ||
+        policy.sessions()->num_paths(n) > own || policy.is_kept(n))
       break;
   }
   return count;
@@ -65,16 +67,43 @@ std::int64_t Sessions::count_alone(const RetainingPolicy& policy, NodeId tip, st
 // Whether there is more below a node than this child of it. What goes first anyway does not count.
 bool Sessions::continues_elsewhere(const RetainingPolicy& policy, NodeId n, NodeId child) const {
   if (!has_groups()) return policy.num_children(n) > (child >= 0 && policy.level(child) > kLow);
-  const NodeId first = nodes()[n].first_child;
-  return first >= 0 && (first != child || nodes()[child].next_sibling >= 0);
+  for (NodeId c = nodes()[n].first_child; c >= 0; c = nodes()[c].next_sibling)
+    if (c != child && !goes_first(policy, c)) return true;
+  return false;
+}
+
+// Whether every boundary from this node down is passed, and nothing uses them.
+bool Sessions::goes_first(const RetainingPolicy& policy, NodeId from) const {
+  if (policy.level(from) > kNormal) return false;
+  for (NodeId n = from;;) {
+    const bool is_worth_more = groups()->is_boundary(n) && !groups()->is_passed(n);
+    if (is_worth_more || has_user(n) || policy.sessions()->num_paths(n)) return false;
+    if (nodes()[n].first_child >= 0) {
+      n = nodes()[n].first_child;
+      continue;
+    }
+    while (n != from && nodes()[n].next_sibling < 0) n = nodes()[n].parent;
+    if (n == from) return true;
+    n = nodes()[n].next_sibling;
+  }
+}
+
+bool Sessions::has_user(NodeId n) const {
+  return nodes().uses(n).ref_count || use<Holding>().num_holds(n);
 }
 
 // The last first, so that a level never rises with depth.
 void Sessions::let_go(NodeId tip, std::int64_t count) noexcept {
   if (!count) return;
   RetainingPolicy& policy = policy_of(pool().partition_of(tip));
-  for (NodeId n = tip; count; --count, n = nodes()[n].parent)
-    has_groups() ? groups()->let_go(n) : policy.hint(n, false);
+  for (NodeId n = tip; count; --count, n = nodes()[n].parent) {
+    if (has_groups()) {
+      policy.forget_hint(n);
+      groups()->let_go(n);
+    } else {
+      policy.hint(n, false);
+    }
+  }
 }
 
 SessionPath Sessions::path_of(const Sequence& s) const noexcept {
@@ -88,13 +117,23 @@ SessionPath Sessions::path_of(const Sequence& s) const noexcept {
     path.tip = rows().chain_node(s, s.num_chained);
     path.num_blocks = s.num_chained;
   }
+  // Behind the last boundary, nothing stays.
+  for (NodeId below = kNoNode; has_groups() && path.num_blocks; --path.num_blocks) {
+    const NodeId n = path.tip;
+    const std::uint32_t own = t[path.num_blocks - 1] == n;
+    const NodeId child = nodes()[n].first_child;
+    const bool continues = child >= 0 && (child != below || nodes()[child].next_sibling >= 0);
+    if (continues || groups()->is_boundary(n) || nodes().uses(n).ref_count > own) break;
+    below = n;
+    path.tip = nodes()[n].parent;
+  }
   if (path.tip >= 0) path.generation = nodes()[path.tip].generation;
   return path;
 }
 
 // The path goes to the session unless that has ended, or has had another prompt. The last sequence
-// of an ended session leaves what goes first.
-void Sessions::end(const Sequence& s, const SessionPath& path) noexcept {
+// of an ended session leaves what goes first. One that was preempted has left its path already.
+void Sessions::end(const Sequence& s, const SessionPath& path, bool resumes) noexcept {
   const bool stays =
       path.tip >= 0 && nodes()[path.tip].keyed() && nodes()[path.tip].generation == path.generation;
   RetainingPolicy& policy = policy_of(s.partition);
@@ -102,13 +141,30 @@ void Sessions::end(const Sequence& s, const SessionPath& path) noexcept {
     if (stays) let_go(path.tip, count_alone(policy, path.tip, path.num_blocks, 0));
     return;
   }
+  if (!table_of(s)) return;
   SessionTable& table = *policy.sessions();
-  if (table.at(path.session).row != rows().row_of(s)) return;
+  if (!resumes) table.release(path.session);
+  if (s.state != Sequence::kRunning) return;
   const SessionTable::Outlook outlook = table.at(path.session).outlook;
   if (stays && outlook == SessionTable::Outlook::kNotExpected)
     let_go(path.tip, count_alone(policy, path.tip, path.num_blocks, 0));
   table.end(path.session, stays ? path.tip : kNoNode, path.num_blocks);
   if (stays && outlook == SessionTable::Outlook::kExpected) groups()->clear_passed(path.tip);
+}
+
+void Sessions::take_path_back(const Sequence& s) noexcept {
+  if (SessionTable* const table = table_of(s)) table->forget_path(s.session);
+}
+
+void Sessions::leave_session(const Sequence& s) noexcept {
+  if (SessionTable* const table = table_of(s)) table->release(s.session);
+}
+
+// Of the session whose last prompt is that of the sequence; nullptr: there is none.
+SessionTable* Sessions::table_of(const Sequence& s) const noexcept {
+  if (s.session == SessionTable::kEnded) return nullptr;
+  SessionTable& table = *policy_of(s.partition).sessions();
+  return table.at(s.session).row == rows().row_of(s) ? &table : nullptr;
 }
 
 std::optional<Sessions::Known> Sessions::find(const char* call, std::string_view namespace_name,
@@ -150,6 +206,9 @@ bool Sessions::signal(std::string_view namespace_name, std::string_view session,
   const std::int64_t num_blocks = tip < 0 ? 0 : table.at(known->id).num_blocks;
   if (signal != Signal::kDone) {
     if (announce) announce(num_blocks);
+    // What the client has said before holds no more.
+    if (table.at(known->id).outlook == SessionTable::Outlook::kNotExpected)
+      for (NodeId n = tip; n >= 0; n = nodes()[n].parent) known->policy.forget_hint(n);
     table.set_outlook(known->id, SessionTable::Outlook::kExpected, known->policy.now() + seconds);
     if (tip >= 0) groups()->clear_passed(tip);
     return true;

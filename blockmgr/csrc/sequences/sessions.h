@@ -43,9 +43,13 @@ class Sessions : public Part<Sessions, Holding> {
   SessionTable::Claim claim(int partition, std::uint32_t root, std::string_view session);
   // Before anything is taken for the sequence, which has a row and finds these nodes.
   void begin(Sequence& s, SessionTable::Claim& session, const Found& found) noexcept;
-  // Before a sequence that ends releases its blocks, and afterwards.
+  // Before a sequence that ends or is preempted releases its blocks, and afterwards.
   [[gnu::noinline]] SessionPath path_of(const Sequence& s) const noexcept;
-  void end(const Sequence& s, const SessionPath& path) noexcept;
+  void end(const Sequence& s, const SessionPath& path, bool resumes) noexcept;
+  // A preempted sequence takes its path back, before anything is taken for it.
+  [[gnu::noinline]] void take_path_back(const Sequence& s) noexcept;
+  // A sequence that has a session leaves it without a path.
+  void leave_session(const Sequence& s) noexcept;
 
   struct Known {
     RetainingPolicy& policy;
@@ -60,8 +64,11 @@ class Sessions : public Part<Sessions, Holding> {
   std::int64_t count_alone(const RetainingPolicy& policy, NodeId tip, std::int64_t most,
                            std::uint32_t own) const;
   bool continues_elsewhere(const RetainingPolicy& policy, NodeId n, NodeId child) const;
+  bool goes_first(const RetainingPolicy& policy, NodeId from) const;
+  bool has_user(NodeId n) const;
   void let_go(NodeId tip, std::int64_t count) noexcept;
   void remove(SessionTable& table, SessionTable::Id id) noexcept;
+  SessionTable* table_of(const Sequence& s) const noexcept;
   RetainingPolicy& policy_of(int partition) const { return *pool().partition(partition).retention; }
 };
 
