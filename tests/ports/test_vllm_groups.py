@@ -574,3 +574,24 @@ def test_a_load_begins_beside_reserved_blocks_though_its_whole_prompt_does_not_f
 
     assert load(16 - needed) is None
     assert load(15 - needed) is not None
+
+
+def test_prompts_with_and_without_an_image_share_what_is_before_it(
+    vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keys_of(asked: Any, start: int, end: int, index: int) -> tuple[tuple[Any, ...], int]:
+        image = [("mm", name, 9 - start) for name in asked.mm_features if start <= 9 < end]
+        salt = [] if start else [("cache_salt", "salt")]
+        return (("lora", "adapter", "/adapter"), *image, *salt), index
+
+    naming = importlib.import_module("blockmgr.ports.vllm.naming")
+    monkeypatch.setattr(naming, "generate_block_hash_extra_keys", keys_of)
+    manager = make()
+    adapter = SimpleNamespace(lora_name="adapter", lora_path="/adapter")
+    about = {"cache_salt": "salt", "lora_request": adapter}
+    serve(manager, TOKENS, "first", mm_features=["cat"], **about)
+    for images, found in ((["cat"], 16), (["dog"], 8), ([], 8)):
+        served = request("next", TOKENS)
+        vars(served).update(about, mm_features=images)
+        assert manager.get_computed_blocks(served)[1] == found
+        manager.prompts.forget("next")

@@ -46,7 +46,8 @@ def extras_of(request: Request, block_size: int) -> dict[int, bytes] | None:
     for block in range(-(-request.num_tokens // block_size)):
         start = block * block_size
         keys, index = generate_block_hash_extra_keys(request, start, start + block_size, index)
-        if keys:
+        # The namespace has the others. With them, prompts with and without images share no block.
+        if keys := tuple(each for each in keys or () if each[0] not in {"lora", "cache_salt"}):
             key = repr(keys).encode()
             extras[block] = key if len(key) <= MAX_KEY else hashlib.sha256(key).digest()
     return extras

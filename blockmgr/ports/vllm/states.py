@@ -97,10 +97,10 @@ class StateCommits(Commits):
         tokens = request._all_token_ids
         for held, end in [*self._stopped, *self._copied]:
             other, shared = held.request, end + self._manager.config.stop_margin_tokens
-            if not num_before < end <= shared < len(tokens):
-                continue
             if (
-                tokens[end - 1] == other._all_token_ids[end - 1]  # most differ there
+                num_before < end
+                and shared < len(tokens)
+                and tokens[end - 1] == other._all_token_ids[end - 1]  # most differ there
                 and self._is_live(held)
                 and tokens[:shared] == other._all_token_ids[:shared]
                 and namespace(other) == namespace(request)
@@ -194,12 +194,11 @@ class StateCommits(Commits):
             stopped = [held for held in live if self._commit_state(held, at_stops=True)]
             self._launched = {each.handle: each for each in live if each.slots and each.slots.steps}
         super().start_step()
-        is_closed = not self._committed_late
         loaded = self._loaded_since()  # its copies would keep the step before from being closed
         for held in [*stopped, *([] if is_scarce else loaded)]:
             if self._is_live(held):
                 self._commit(held, held.num_committed)  # the forward has ended there
-                if is_closed and not is_scarce:
+                if not is_scarce:
                     self._manager.cache_state(held.handle)  # at no stop either, as vLLM does
                 if held.num_committed % self._block_size == 0:
                     self._kept.append((held, held.num_committed))
