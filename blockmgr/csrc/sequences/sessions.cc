@@ -72,20 +72,27 @@ bool Sessions::continues_elsewhere(const RetainingPolicy& policy, NodeId n, Node
   return false;
 }
 
-// Whether every boundary from this node down is passed, and nothing uses them.
-bool Sessions::goes_first(const RetainingPolicy& policy, NodeId from) const {
-  if (policy.level(from) > kNormal) return false;
+// Whether it holds for this node or for one below it.
+template <typename Holds>
+bool Sessions::any_from(NodeId from, const Holds& holds) const {
   for (NodeId n = from;;) {
-    const bool is_worth_more = groups()->is_boundary(n) && !groups()->is_passed(n);
-    if (is_worth_more || has_user(n) || policy.sessions()->num_paths(n)) return false;
+    if (holds(n)) return true;
     if (nodes()[n].first_child >= 0) {
       n = nodes()[n].first_child;
       continue;
     }
     while (n != from && nodes()[n].next_sibling < 0) n = nodes()[n].parent;
-    if (n == from) return true;
+    if (n == from) return false;
     n = nodes()[n].next_sibling;
   }
+}
+
+// Whether every boundary from this node down is passed, and nothing uses them.
+bool Sessions::goes_first(const RetainingPolicy& policy, NodeId from) const {
+  return policy.level(from) <= kNormal && !any_from(from, [&](NodeId n) {
+           const bool is_worth_more = groups()->is_boundary(n) && !groups()->is_passed(n);
+           return is_worth_more || has_user(n) || policy.sessions()->num_paths(n);
+         });
 }
 
 bool Sessions::has_user(NodeId n) const {
@@ -121,9 +128,12 @@ SessionPath Sessions::path_of(const Sequence& s) const noexcept {
   for (NodeId below = kNoNode; has_groups() && path.num_blocks; --path.num_blocks) {
     const NodeId n = path.tip;
     const std::uint32_t own = t[path.num_blocks - 1] == n;
-    const NodeId child = nodes()[n].first_child;
-    const bool continues = child >= 0 && (child != below || nodes()[child].next_sibling >= 0);
-    if (continues || groups()->is_boundary(n) || nodes().uses(n).ref_count > own) break;
+    if (groups()->is_boundary(n) || nodes().uses(n).ref_count > own) break;
+    const auto stays = [&](NodeId each) { return groups()->is_boundary(each) || has_user(each); };
+    NodeId child = nodes()[n].first_child;
+    while (child >= 0 && (child == below || !any_from(child, stays)))
+      child = nodes()[child].next_sibling;
+    if (child >= 0) break;
     below = n;
     path.tip = nodes()[n].parent;
   }

@@ -65,6 +65,8 @@ class Sessions : public Part<Sessions, Holding> {
                            std::uint32_t own) const;
   bool continues_elsewhere(const RetainingPolicy& policy, NodeId n, NodeId child) const;
   bool goes_first(const RetainingPolicy& policy, NodeId from) const;
+  template <typename Holds>
+  bool any_from(NodeId from, const Holds& holds) const;
   bool has_user(NodeId n) const;
   void let_go(NodeId tip, std::int64_t count) noexcept;
   void remove(SessionTable& table, SessionTable::Id id) noexcept;
