@@ -100,20 +100,9 @@ void GroupPlay::say(const SeqPtr& seq) {
   } else {
     const double now = core_.time() + bytes_.below(3);
     done(kSetTime, [&] { caller_.set_time(now); });
+    expire_sessions();
   }
   digester_->fails_in = fails_in;
-}
-
-void GroupPlay::tell_of_session(const SeqPtr& seq) {
-  const std::string session = some_session();
-  const std::string_view name = World::text_of(seq->name);
-  const auto signal = static_cast<Sessions::Signal>(bytes_.below(3));
-  const double seconds = bytes_.one_in(2) ? kForever : bytes_.between(1, 3);
-  if (bytes_.one_in(2)) {
-    done(kSignal, [&] { core_.signal(name, session, signal, seconds); });
-  } else {
-    done(kEndSession, [&] { core_.end_session(name, session); });
-  }
 }
 
 // The end of a retained range becomes a boundary, if a forward stops there or has passed it.

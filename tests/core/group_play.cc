@@ -47,7 +47,10 @@ void GroupPlay::make_sessions() {
   for (int name = 0; name < kNumNames; ++name) {
     Prompt first{&token, 1, World::text_of(name), {}, 0};
     first.session = "a";
-    core_.free(core_.admit(first));
+    const Handle handle = core_.admit(first);
+    note_prompt(name, std::string(first.session), handle);
+    core_.free(handle);
+    known_.back().handle = 0;
   }
 }
 
@@ -274,12 +277,10 @@ Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   ++calls_;
   const bool snapshot = calls_ % setup_.snapshot_every == 0;
   const std::string before = snapshot ? core_.fingerprint() : std::string();
-  const auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
+  auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
+  for (const NodeId n : std::exchange(letting_go_, {})) waiting.erase(n);
   const Outcome outcome = trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
-  // A session's next prompt releases what only its last one used.
-  const bool lets_go = setup_.core.max_sessions && (op == kAdmit || op == kEndSession);
-  if (op != kFree && op != kPreempt && op != kForget && op != kShrink && !lets_go)
-    check_order(waiting);
+  if (op != kFree && op != kPreempt && op != kForget && op != kShrink) check_order(waiting);
   EXPECT(core_.findings().empty(), core_.findings().front());
   if (snapshot && (outcome != kDone || op == kMatch || op == kCanAdmit))
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
@@ -516,6 +517,16 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
   digester_->fails_in = fails_in;
   if (promise != Admission::kNever && more.terms == Terms::kNone)
     check_match(*seq, match, slots ? slots : length, num_loaded);
+  std::set<NodeId> before;
+  Stamped gone;
+  bool is_tail = false;
+  if (const Known* const last = known(name, more.session)) {
+    before = passed();
+    letting_go_ = superseded(*last, asked);
+    gone = stamped(letting_go_);
+    is_tail = gone.size() == 1 && core_.nodes()[gone[0].first].key_tokens < setup_.core.block_size;
+  }
+  const std::int64_t superseded_before = core_.counters.superseded_blocks;
   const Outcome outcome = call(kAdmit, [&] { seq->handle = caller_.admit(asked); });
   const bool refused = outcome == kOutOfBlocks || outcome == kOutOfSequences;
   EXPECT(outcome == kDigestFailed || (promise == Admission::kNow) == (outcome == kDone),
@@ -523,6 +534,9 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
   EXPECT(outcome == kDigestFailed || (promise == Admission::kLater) == refused,
          "can_admit is wrong about what may fit later");
   if (outcome != kDone) return;
+  const std::int64_t count = core_.counters.superseded_blocks - superseded_before;
+  if (known(name, more.session)) check_superseded(gone, before, count, is_tail);
+  if (!more.session.empty()) note_prompt(name, more.session, seq->handle);
   EXPECT(computed(*seq) == match.num_cached, "admit uses another prefix than match found");
   const std::int64_t end = std::min(num_loaded, length - 1);  // one token is left to compute
   const std::int64_t loaded = end - core_.groups()->past_start(end);
@@ -542,6 +556,7 @@ void GroupPlay::leave(const SeqPtr& kept) {
   const bool withdraws = is_ahead(*kept);
   const bool says = setup_.core.retention && bytes_.one_in(3);
   const bool expects = says && bytes_.one_in(2);
+  const Stamped had = chained(*kept);
   const Outcome outcome = call(kFree, [&] {  // may be made again, so nothing is drawn in it
     if (says) {
       caller_.free_expecting(kept->handle, expects, withdraws);
@@ -554,6 +569,7 @@ void GroupPlay::leave(const SeqPtr& kept) {
     EXPECT(withdraws && outcome == kStepRefused, "free was refused");
     return;
   }
+  note_left(*kept, had, true);
   forget(*kept);
 }
 
@@ -626,6 +642,7 @@ void GroupPlay::reparent(const std::vector<SeqPtr>& chosen,
     *chosen[i] = before[static_cast<std::size_t>(parents[i])];
     chosen[i]->handle = handles[i];
     remember(*chosen[i]);
+    if (chosen[i]->name != before[i].name) note_moved(*chosen[i]);
   }
 }
 
@@ -644,7 +661,9 @@ void GroupPlay::truncate(const SeqPtr& seq, std::int64_t length) {
 
 void GroupPlay::preempt(const SeqPtr& seq) {
   forget(*seq);
+  const Stamped had = chained(*seq);
   if (!done(kPreempt, [&] { caller_.preempt(seq->handle); })) fail("preempt was refused");
+  note_left(*seq, had, false);
   seq->preempted = true;
   seq->loads = 0;
 }
@@ -697,6 +716,7 @@ bool GroupPlay::resume(const SeqPtr& seq) {
   seq->preempted = false;
   seq->settled_before = computed(*seq);
   remember(*seq);
+  note_resumed(*seq);
   return true;
 }
 
@@ -719,6 +739,7 @@ bool GroupPlay::resume_together(const SeqPtr& seq) {
     one->preempted = false;
     one->settled_before = computed(*one);
     remember(*one);
+    note_resumed(*one);
     EXPECT(computed(*one) < length, "no token is left to compute");
     EXPECT(num_slots(*one) >= (slots ? slots : length), "too few slots");
     EXPECT(reads || !computed(*one), "the cache was read");

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -136,6 +137,17 @@ class GroupPlay {
     std::string digest;
   };
   using Tables = std::vector<std::vector<std::int32_t>>;
+  using Stamped = std::vector<std::pair<NodeId, std::uint32_t>>;  // nodes with their generations
+  using Outlook = SessionTable::Outlook;
+  // A session, and the sequence of its last prompt while that lives.
+  struct Known {
+    int name = 0;
+    std::string session;
+    Handle handle = 0;
+    std::pair<NodeId, std::uint32_t> tip = {kNoNode, 0};  // the last node of its path
+    Outlook outlook = Outlook::kUnknown;
+    double until = 0;
+  };
 
   GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* trial);
   static Setup draw(Bytes& bytes, bool through_c, unsigned features);
@@ -201,13 +213,38 @@ class GroupPlay {
   // Retention calls: group_levels.cc.
   void say(const SeqPtr& seq);
   Prompt some_prompt(const SeqPtr& seq);
-  void tell_of_session(const SeqPtr& seq);
   void handle_blocks(const SeqPtr& seq);
   void forget_block(std::int64_t block);
   void release_holds();
   void retain(const SeqPtr& seq);
   void retain_prefix(const Prompt& prompt);
   void pin(const Prompt& prompt);
+
+  // Sessions: group_sessions.cc.
+  void tell_of_session(const SeqPtr& seq);
+  Known* known(int name, const std::string& session);
+  Known* known_of(Handle handle);
+  std::vector<NodeId> path_of(const Known& one) const;
+  bool is_wanted(NodeId n, bool and_below, const Known* own) const;
+  std::set<NodeId> alone(const std::vector<NodeId>& path, std::size_t shared,
+                         const Known* own) const;
+  std::set<NodeId> superseded(const Known& one, const Prompt& asked) const;
+  std::set<NodeId> passed() const;
+  Stamped stamped(const std::set<NodeId>& nodes) const;
+  Stamped chained(const Seq& seq) const;
+  void note_prompt(int name, const std::string& session, Handle handle);
+  void check_superseded(const Stamped& gone, const std::set<NodeId>& before, std::int64_t count,
+                        bool is_tail) const;
+  void note_left(const Seq& seq, const Stamped& had, bool ends);
+  void note_resumed(const Seq& seq);
+  void note_moved(const Seq& seq);
+  std::optional<SessionTable::Session> core_session(const Known& one) const;
+  void check_gone(const Stamped& gone) const;
+  void check_passed(const std::set<NodeId>& before, const std::set<NodeId>& gone,
+                    NodeId back) const;
+  void check_sessions() const;
+  void expire_sessions();
+
   std::map<NodeId, Waiting> idle_boundaries() const;
   void check_order(const std::map<NodeId, Waiting>& before) const;
   bool is_findable(const std::string& digest) const;
@@ -289,6 +326,9 @@ class GroupPlay {
   std::vector<std::int64_t> holds_;               // block ids, one entry per hold
   std::vector<Token> asked_;                      // tokens of the prompt in a call
   std::set<std::pair<int, std::string>> mirror_;  // groups and digests, fed by events alone
+  std::vector<Known> known_;                      // sessions, the one with the oldest prompt first
+  std::set<Handle> ended_;                        // sequences whose session has ended
+  std::set<NodeId> letting_go_;                   // what the call makes go first
 };
 
 }  // namespace blockmgr::testing

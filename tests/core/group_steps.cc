@@ -382,6 +382,7 @@ bool GroupPlay::move() {
   land_some();
   if (setup_.core.early_commit) promise();
   step();
+  check_sessions();
   return true;
 }
 
