@@ -569,7 +569,7 @@ void GroupPlay::leave(const SeqPtr& kept) {
     EXPECT(withdraws && outcome == kStepRefused, "free was refused");
     return;
   }
-  note_left(*kept, had, true);
+  note_left(*kept, had, true, withdraws);
   forget(*kept);
 }
 
@@ -663,7 +663,7 @@ void GroupPlay::preempt(const SeqPtr& seq) {
   forget(*seq);
   const Stamped had = chained(*seq);
   if (!done(kPreempt, [&] { caller_.preempt(seq->handle); })) fail("preempt was refused");
-  note_left(*seq, had, false);
+  note_left(*seq, had, false, false);
   seq->preempted = true;
   seq->loads = 0;
 }

@@ -225,6 +225,7 @@ class GroupPlay {
   Known* known(int name, const std::string& session);
   Known* known_of(Handle handle);
   std::vector<NodeId> path_of(const Known& one) const;
+  bool stays(NodeId n) const;
   bool is_wanted(NodeId n, bool and_below, const Known* own) const;
   std::set<NodeId> alone(const std::vector<NodeId>& path, std::size_t shared,
                          const Known* own) const;
@@ -235,7 +236,7 @@ class GroupPlay {
   void note_prompt(int name, const std::string& session, Handle handle);
   void check_superseded(const Stamped& gone, const std::set<NodeId>& before, std::int64_t count,
                         bool is_tail) const;
-  void note_left(const Seq& seq, const Stamped& had, bool ends);
+  void note_left(const Seq& seq, const Stamped& had, bool ends, bool withdraws);
   void note_resumed(const Seq& seq);
   void note_moved(const Seq& seq);
   std::optional<SessionTable::Session> core_session(const Known& one) const;

@@ -127,15 +127,15 @@ GroupPlay::Stamped GroupPlay::chained(const Seq& seq) const {
 
 // What a sequence has left in the cache is the path of its session, and goes first if that has
 // ended. had: what it had made findable.
-void GroupPlay::note_left(const Seq& seq, const Stamped& had, bool ends) {
+void GroupPlay::note_left(const Seq& seq, const Stamped& had, bool ends, bool withdraws) {
   std::vector<NodeId> rest;
   for (const auto& one : had)
     if (is_now(core_.nodes(), one)) rest.push_back(one.first);
   // Behind the last boundary, what a copy still reads stays until that is applied.
   const auto goes = [&](NodeId n, NodeId below) {
-    const NodeId child = core_.nodes()[n].first_child;
-    const bool continues = child >= 0 && (child != below || core_.nodes()[child].next_sibling >= 0);
-    return !continues && !core_.groups()->is_boundary(n) && !core_.nodes().uses(n).ref_count;
+    for (NodeId c = core_.nodes()[n].first_child; c >= 0; c = core_.nodes()[c].next_sibling)
+      if (c != below && stays(c)) return false;
+    return !core_.groups()->is_boundary(n) && !core_.nodes().uses(n).ref_count;
   };
   for (NodeId below = kNoNode; !rest.empty() && goes(rest.back(), below); rest.pop_back())
     below = rest.back();
@@ -162,10 +162,23 @@ void GroupPlay::note_left(const Seq& seq, const Stamped& had, bool ends) {
                                        seq.tokens.begin() + from),
            "the path of a session has tokens that its last sequence did not have");
   }
-  // With tables that never change, its end may have passed to a twin.
-  EXPECT(path.size() >= stays || !setup_.core.remap,
+  // With tables that never change, its end may have passed to a twin. What it takes back was never
+  // its own, though others may have it.
+  EXPECT(path.size() >= stays || withdraws || !setup_.core.remap,
          "a session lacks blocks that its last sequence left");
   if (one->outlook == Outlook::kNotExpected) check_gone(stamped(alone(path, 0, one)));
+}
+
+// Whether a boundary or a use keeps a node, or what continues it.
+bool GroupPlay::stays(NodeId n) const {
+  const bool is_used = core_.nodes().uses(n).ref_count ||
+                       std::any_of(holds_.begin(), holds_.end(), [&](const std::int64_t held) {
+                         return core_.nodes().owner(held) == n;
+                       });
+  if (is_used || core_.groups()->is_boundary(n)) return true;
+  for (NodeId c = core_.nodes()[n].first_child; c >= 0; c = core_.nodes()[c].next_sibling)
+    if (stays(c)) return true;
+  return false;
 }
 
 GroupPlay::Stamped GroupPlay::stamped(const std::set<NodeId>& nodes) const {

@@ -117,9 +117,11 @@ SessionPath Sessions::path_of(const Sequence& s) const noexcept {
   SessionPath path{s.session};
   if (s.state != Sequence::kRunning || s.outdated) return path;
   const NodeId* t = rows().table(s);
-  if (s.num_chained < s.num_blocks && nodes()[t[s.num_chained]].keyed()) {
-    path.tip = t[s.num_chained];
-    path.num_blocks = s.num_chained + 1;
+  std::int64_t end = has_groups() ? s.num_blocks : std::min(s.num_chained + 1, s.num_blocks);
+  while (end > s.num_chained && !nodes()[t[end - 1]].keyed()) --end;
+  if (end > s.num_chained) {
+    path.tip = t[end - 1];
+    path.num_blocks = static_cast<std::int32_t>(end);
   } else if (s.num_chained) {
     path.tip = rows().chain_node(s, s.num_chained);
     path.num_blocks = s.num_chained;
