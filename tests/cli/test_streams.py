@@ -125,7 +125,6 @@ def test_one_block_and_a_hundred_percent_are_two_pool_sizes(run: Run, folder: Pa
 
 WRITERS = {
     "report": ("report", "t.jsonl", "--capacity", "100", "--jobs", "1", "-o", "out.html"),
-    "show, page": ("show", "t.jsonl", "--capacity", "100", "-o", "out.html"),
     "show, SVG": ("show", "t.jsonl", "--capacity", "100", "-o", "out.svg"),
     "replay": ("replay", "t.jsonl", "--plot", "out.png"),
     "workload": ("workload", "parallel-sampling", "--export", "out.jsonl"),
@@ -169,7 +168,6 @@ def test_a_symbolic_link_is_refused_before_any_work(
     ("words", "output"),
     [
         (("report", "-o"), "t.html"),
-        (("show", "-o"), "t.html"),
         (("show", "-o"), "t.svg"),
         (("replay", "--plot"), "t.png"),
     ],
@@ -199,6 +197,6 @@ def test_the_numbers_beside_a_plot_do_not_replace_the_trace_either(run: Run, fol
 
 
 def test_a_file_that_was_there_before_is_said_to_be_replaced(run: Run, folder: Path) -> None:
-    words = ("show", folder / "t.jsonl", "--capacity", "100", "-o", folder / "map.html")
-    assert f"wrote {folder / 'map.html'}\n" in run(*words).stderr
-    assert f"replaced {folder / 'map.html'}\n" in run(*words).stderr
+    words = ("show", folder / "t.jsonl", "--capacity", "100", "-o", folder / "map.svg")
+    assert f"wrote {folder / 'map.svg'}\n" in run(*words).stderr
+    assert f"replaced {folder / 'map.svg'}\n" in run(*words).stderr

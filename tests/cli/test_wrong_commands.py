@@ -62,7 +62,7 @@ WRONG = (
     ("show --at 10% --step 3", "--step and --at exclude each other"),
     ("show --capacity 10%,20%", "capacity must be one pool size, got '10%,20%'"),
     ("show --capacity 3", "no request fits a pool of 3 blocks: there is no step to show"),
-    ("show --output map.png", "output must end in .html or .svg, got 'map.png'"),
+    ("show --output map.png", "output must end in .svg, got 'map.png'"),
     ("show --output no/map.svg", "output must go into a folder that exists, got 'no'"),
     ("explain few-shot --request 0", "0 is not in the range"),
     ("explain few-shot --request 100000", "request must be in [1, "),
