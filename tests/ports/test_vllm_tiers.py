@@ -101,7 +101,7 @@ def test_what_is_stored_is_loaded_and_found_again_after_a_restart(tmp_path: Path
 
 
 def test_a_second_engine_of_a_process_has_metrics_of_its_own() -> None:
-    """vLLM makes them anew for each engine, and removes only those with names of its own."""
+    """vLLM makes them again for each engine, and removes only those with names of its own."""
     prometheus = pytest.importorskip("prometheus_client")
     tier = importlib.import_module("blockmgr.ports.vllm_tiers.slab_tier").SlabTier
     for _ in range(2):
