@@ -212,7 +212,10 @@ def test_the_sample_of_a_row_is_read_as_the_table_says(
             read_trace(path, tokenizer=tokenizer)
         assert not caught.value.expected.startswith("a trace: ")  # it has a reason of its own
         return
-    read = read_trace(path, tokenizer=tokenizer, **options).read
+    try:
+        read = read_trace(path, **options).read
+    except ValueError:  # it has texts
+        read = read_trace(path, tokenizer=tokenizer, **options).read
     assert read is not None
     assert (read.format, read.unread) == (expected, {})
 
