@@ -28,7 +28,7 @@ __all__ = [
 
 FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
 WINDOW = (KVCacheSpecKind.SLIDING_WINDOW, KVCacheSpecKind.SLIDING_WINDOW_MLA)
-RING = getattr(kv_cache_interface, "CircularBufferSpec", ())  # since vLLM 0.33
+RING = getattr(kv_cache_interface, "CircularBufferSpec", ())
 MOST_NODES = 2**22  # one takes some 160 bytes, and 5 for each of its tokens
 
 
