@@ -222,6 +222,26 @@ def test_a_tail_carries_a_state_and_is_found_at_exactly_its_length() -> None:
     assert world.serve([*range(70), 1, 2]) == 70
 
 
+@pytest.mark.parametrize("num_blocks", [12, 13, 14])
+def test_what_a_batch_gives_back_another_of_it_may_take(num_blocks: int) -> None:
+    """The block of a window that the first one leaves is where the second one's equal unit moves."""
+    world = World(num_blocks, 2, FULL, SlidingWindow(3))
+    manager = world.manager
+    ahead, behind = manager.admit([1, 2, 3, 4, 5, 6]), manager.admit([1, 2, 3])
+    world.launch(world.work(ahead, 0, 6), world.work(behind, 0, 3))
+    manager.fork(behind)  # keeps the blocks that the second one leaves
+    assert manager.available() == num_blocks - 10
+    fits = num_blocks - 10 >= 4  # a unit for the first one, and a copy of the last one
+    try:
+        manager.decode([ahead, behind], [7, 8])
+        assert fits
+    except OutOfBlocksError:
+        assert not fits
+        assert manager.available() == num_blocks - 10
+    world.launch()
+    assert not manager.violations()
+
+
 # Rule 12
 
 

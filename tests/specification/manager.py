@@ -157,7 +157,9 @@ class Specification(ModelKeeping):
             }
             wanted.append((shared, more))
         shares = [self.share(seq.namespace) for seq in seqs]
-        given_back = [self.num_left(seq) if left else 0 for seq in seqs]
+        # What one of several commits makes findable, another one may take into use.
+        several = sum(self.num_to_promote(seq) > 0 for seq in seqs) > 1
+        given_back = [self.num_left(seq, several) if left else 0 for seq in seqs]
         pairs = zip(wanted, given_back, strict=True)
         self.check_room(shares, [self.num_blocks(growth) - back for growth, back in pairs])
         nodes = sum((self.nodes in left) + more.get(self.nodes, 0) for left, more in wanted)
@@ -173,13 +175,22 @@ class Specification(ModelKeeping):
         """The groups whose tables grow with the slots."""
         return [group for group, _ in (*self.attention(), *self.uncached())]
 
-    def num_left(self, seq: Seq) -> int:
-        """The blocks that windows give back once all tokens of a sequence are computed."""
+    def num_to_promote(self, seq: Seq) -> int:
+        """The units that are full once all of its tokens are computed, and not promoted yet."""
+        caches = self.config.prefix_caching and not seq.outdated
+        return seq.num_tokens // self.size - seq.promoted if caches else 0
+
+    def num_left(self, seq: Seq, before: bool) -> int:
+        """The blocks that windows give back once all tokens of a sequence are computed.
+
+        before: only those of units that it has promoted before.
+        """
         kept = {block for copy in self.waiting() for block in (copy.source, copy.destination)}
         kept.update(self.holds)
         count = 0
         for group, kind in (*self.attention(), *self.uncached()):
             first = self.first_unit(kind, max(0, seq.num_tokens - self.lookahead))
+            first = min(first, seq.promoted) if before else first
             left = [block for block in seq.tables[group][:first] if block and block not in kept]
             count += sum(self.references(b) == 1 and b.id not in self.out for b in left)
         return count

@@ -210,13 +210,21 @@ void Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan&
   plan.promotions.dropped.clear();
   const bool drops_first = drops_before_taking();
   std::int64_t committed = 0;
+  std::int64_t committing = 0;
+  for (std::int64_t i = 0; drops_first && i < count; ++i) {
+    const std::int64_t more = use<Committing>().num_committed(rows().at(handles[i]));
+    committed += more;
+    committing += more > 0;
+  }
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().at(handles[i]);
     use<GroupTables>().refuse_loading(s, "decode");
     std::int64_t parts = use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
     if (drops_first) {
-      parts -= use<GroupTables>().num_dropped(s, plan.promotions.dropped);
-      committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
+      // A unit that one commit makes findable, another one of the batch may take into use.
+      const bool may_lose = committing > 1 && config().remap;
+      const std::int64_t until = may_lose ? s.num_chained : s.num_blocks;
+      parts -= use<GroupTables>().num_dropped(s, until, plan.promotions.dropped);
     }
     home_needs(plan, s) += parts;
   }
