@@ -224,7 +224,7 @@ def test_a_tail_carries_a_state_and_is_found_at_exactly_its_length() -> None:
 
 @pytest.mark.parametrize("num_blocks", [12, 13, 14])
 def test_what_a_batch_gives_back_another_of_it_may_take(num_blocks: int) -> None:
-    """The block of a window that the first one leaves is where the second one's equal unit moves."""
+    """The second one moves to the block of a window that the first one leaves."""
     world = World(num_blocks, 2, FULL, SlidingWindow(3))
     manager = world.manager
     ahead, behind = manager.admit([1, 2, 3, 4, 5, 6]), manager.admit([1, 2, 3])
