@@ -82,6 +82,8 @@ void set(Options& options, const std::string& option) {
     options.groups.rules.groups = groups_of(text);
   else if (name == "blocks" && options.has_groups)
     options.groups.rules.num_blocks = number;
+  else if (name == "bare" && options.has_groups)
+    options.groups.rules.num_nodes = number;
   else if (name == "full" && options.has_groups)
     options.groups.rules.full_slices = GroupBoard::kUnit / std::max(number, 1);
   else if (option == "early" && options.has_groups)
@@ -111,12 +113,12 @@ Options parse(int argc, char** argv) {
 
 // exhaustive [depth] [all|few|few+FAMILY+...] [append_only] [partial=TOKENS] [unnamed]
 //            [states=MOST] [threads=COUNT] [twins=EVERY] [groups=window3+state] [blocks=COUNT]
-//            [full=TOKENS] [early]
+//            [full=TOKENS] [bare=NODES] [early]
 // partial: fewest tokens of a partial match. unnamed: one of the two namespaces is the one without
 // a name; the two are then never swapped. twins: see compare_twins. groups: the groups beside full
 // attention, each a window, chunk, state or ring: see groups_of; blocks: of all groups; full:
-// tokens of a block of full attention beside groups; early: with early commits, in managers with
-// groups.
+// tokens of a block of full attention beside groups; bare: without full attention, with so many
+// nodes; early: with early commits, in managers with groups.
 int main(int argc, char** argv) {
   try {
     const Options options = parse(argc, argv);

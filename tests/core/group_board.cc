@@ -41,10 +41,13 @@ std::vector<Group> groups_of(const std::string& text) {
 GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   Setup setup{};
   setup.groups = rules.groups;
-  setup.groups.insert(setup.groups.begin(), Group{});
-  setup.groups[0].num_slices = rules.full_slices;
   Config& config = setup.core;
-  int blocks = 4 * rules.full_slices;
+  config.num_nodes = rules.num_nodes;
+  int blocks = 0;
+  if (!rules.num_nodes) {
+    setup.groups.insert(setup.groups.begin(), Group{})->num_slices = rules.full_slices;
+    blocks = 4 * rules.full_slices;
+  }
   for (const Group& group : rules.groups) blocks += 2 * group.num_slices + group.extra_blocks;
   config.null_block = true;
   config.block_size = kUnit;
@@ -214,6 +217,8 @@ void GroupBoard::decode(Token token) {
   commit(due);
 }
 
+void GroupBoard::retire() { GroupPlay::retire(0); }
+
 void GroupBoard::shrink(int quarters) {
   if (!closed_ && blocks_of(quarters) < core_.pool().limit())
     GroupPlay::shrink(blocks_of(quarters));
@@ -324,6 +329,9 @@ void add_resizes(Operations& all) {
     all.push_back(
         {"grow to " + std::to_string(quarters) + " quarters", [=](auto& b) { b.grow(quarters); }});
 }
+void add_retirements(Operations& all) {
+  all.push_back({"retire", [](auto& b) { b.retire(); }});
+}
 // Loads that end within a unit and at the end of one, of prompts that others have in part.
 void add_loads(Operations& all) {
   for (const std::int64_t num_loaded : {3, 4})
@@ -349,8 +357,8 @@ const std::map<std::string, void (*)(Operations&)> kFamilies = {
     {"reparent", add_reparents},    {"parts", add_parts}};
 
 // Not part of "all", as with one group.
-const std::map<std::string, void (*)(Operations&)> kMoreFamilies = {{"resize", add_resizes},
-                                                                    {"loads", add_loads}};
+const std::map<std::string, void (*)(Operations&)> kMoreFamilies = {
+    {"resize", add_resizes}, {"retire", add_retirements}, {"loads", add_loads}};
 
 }  // namespace
 

@@ -19,6 +19,7 @@ struct GroupRules {
   std::vector<Group> groups;   // beside one of full attention
   int full_slices = 1;         // blocks of full attention in a unit
   int num_blocks = 0;          // of all groups; 0: enough for one sequence plus two
+  int num_nodes = 0;           // without full attention; 0: with it
   int min_partial_tokens = 1;
   bool early_commit = false;
 };
@@ -69,6 +70,7 @@ class GroupBoard : private NoBytes, private GroupPlay {
   void resume(std::size_t i);
   void reparent(const std::vector<std::int64_t>& parents);
   void decode(Token token);
+  void retire();
   // To a part of all blocks, in quarters. No plan may be closed.
   void shrink(int quarters);
   void grow(int quarters);

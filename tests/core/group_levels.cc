@@ -40,6 +40,8 @@ void GroupPlay::handle_blocks(const SeqPtr& seq) {
     holds_.erase(holds_.begin() + static_cast<std::ptrdiff_t>(at));
   } else if (known) {
     forget_block(block);
+  } else if (what == 7 && calls_ % 2) {  // not drawn, so that other draws do not change
+    retire(seq->name);
   } else if (what == 7) {
     done(kReset, [&] { caller_.reset_prefix_cache(false); });
   }
@@ -74,6 +76,18 @@ void GroupPlay::forget_block(std::int64_t block) {
     EXPECT(nodes[node].generation != generation, "a block after a forgotten one can be found");
   for (const SeqPtr& seq : holders)
     EXPECT(view(*seq).outdated, "a sequence caches blocks after a forgotten one");
+}
+
+// No prompt finds what was cached in the namespace, and its sequences cache nothing more.
+void GroupPlay::retire(int name) {
+  const std::string_view text = World::text_of(name);
+  if (!done(kRetire, [&] { core_.retire(text); })) return;
+  const std::uint32_t root = core_.index().find_root(text);
+  EXPECT(root == kUnknownId || core_.index().first_child(root_node(root)) < 0,
+         "a retired block can be found");
+  for (const SeqPtr& seq : seqs_)
+    EXPECT(seq->preempted || seq->name != name || view(*seq).outdated,
+           "a sequence caches blocks in a namespace that was retired around it");
 }
 
 void GroupPlay::release_holds() {

@@ -48,7 +48,7 @@ class GroupNames {
     put(core_.pool().num_free());
     if (board_.setup_.features & GroupPlay::kResizes) {  // the last ones leave first
       put(core_.pool().limit());
-      core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
+      put_free_blocks();
       for (const std::int32_t b : met_) put(b);
     }
     return std::move(out_);
@@ -160,7 +160,13 @@ class GroupNames {
     put(-2);
     for (const auto& seq : board_.seqs_) put(std::ranges::count(core_.moved_, seq->handle));
     // The free blocks decide which sequence gets a block that is still to be written.
-    core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
+    put_free_blocks();
+  }
+
+  // Those that name memory.
+  void put_free_blocks() {
+    const Pool& pool = core_.pool();
+    pool.free_blocks(pool.home(0)).each([this](BlockId b) { put_block_name(number(b)); });
   }
 
   void put_children(NodeId child) {

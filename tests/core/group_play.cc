@@ -41,12 +41,14 @@ GroupPlay::GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* tr
   if (setup_.core.max_sessions) make_sessions();
 }
 
-// The first session of each share makes a table, which stays: not within a call on trial.
+// The first session of each share makes a table, which stays: not within a call on trial. A share
+// may be too small for any prompt.
 void GroupPlay::make_sessions() {
   const Token token = 0;
   for (int name = 0; name < kNumNames; ++name) {
     Prompt first{&token, 1, World::text_of(name), {}, 0};
     first.session = "a";
+    if (core_.can_admit(first) == Admission::kNever) continue;
     const Handle handle = core_.admit(first);
     note_prompt(name, std::string(first.session), handle);
     core_.free(handle);
@@ -280,7 +282,8 @@ Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
   for (const NodeId n : std::exchange(letting_go_, {})) waiting.erase(n);
   const Outcome outcome = trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
-  if (op != kFree && op != kPreempt && op != kForget && op != kShrink) check_order(waiting);
+  if (op != kFree && op != kPreempt && op != kForget && op != kRetire && op != kShrink)
+    check_order(waiting);
   EXPECT(core_.findings().empty(), core_.findings().front());
   if (snapshot && (outcome != kDone || op == kMatch || op == kCanAdmit))
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
@@ -475,17 +478,19 @@ void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int6
 }
 
 void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
+  Asked more;
+  if (setup_.core.max_sessions && !bytes_.one_in(4)) more.session = some_session();
+  const Known* const last = known(name, more.session);
+  if (last && bytes_.one_in(2)) text = turn_of(*last);
   const auto length = static_cast<int>(text.size());
   const int slots = bytes_.one_in(3) ? bytes_.between(1, length) : 0;
   const bool loads = setup_.features & kLoads && bytes_.below(3);
   const int num_loaded = loads ? bytes_.between(0, slots ? slots : length) : 0;
-  Asked more;
   const int what = bytes_.below(24);
   if (0 < what && what < 5) {
     more.terms = static_cast<Terms>(what);
     more.number = bytes_.below(length);
   }
-  if (setup_.core.max_sessions && !bytes_.one_in(4)) more.session = some_session();
   admit(text, name, extras, slots, num_loaded, more);
 }
 

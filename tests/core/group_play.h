@@ -215,6 +215,7 @@ class GroupPlay {
   Prompt some_prompt(const SeqPtr& seq);
   void handle_blocks(const SeqPtr& seq);
   void forget_block(std::int64_t block);
+  void retire(int name);
   void release_holds();
   void retain(const SeqPtr& seq);
   void retain_prefix(const Prompt& prompt);
@@ -222,6 +223,9 @@ class GroupPlay {
 
   // Sessions: group_sessions.cc.
   void tell_of_session(const SeqPtr& seq);
+  void tell(int number, const std::string& session, bool ends,
+            Sessions::Signal signal = Sessions::Signal::kDone, double seconds = 0);
+  std::vector<Token> turn_of(const Known& last);
   Known* known(int name, const std::string& session);
   Known* known_of(Handle handle);
   std::vector<NodeId> path_of(const Known& one) const;

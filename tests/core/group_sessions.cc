@@ -38,6 +38,19 @@ std::vector<NodeId> GroupPlay::path_of(const Known& one) const {
   return path;
 }
 
+// The next turn, or the last one with another end.
+std::vector<Token> GroupPlay::turn_of(const Known& last) {
+  std::vector<Token> turn;
+  std::vector<NodeId> path = path_of(last);
+  const auto most = static_cast<int>(path.size());
+  path.resize(static_cast<std::size_t>(bytes_.between((most + 1) / 2, most)));
+  const Nodes& nodes = core_.nodes();
+  for (const NodeId n : path)
+    turn.insert(turn.end(), nodes.tokens(n), nodes.tokens(n) + nodes[n].key_tokens);
+  for (const Token token : tokens(bytes_.between(1, 9))) turn.push_back(token);
+  return turn;
+}
+
 // Whether something uses a node, or what continues it, and is not about to go.
 bool GroupPlay::is_wanted(NodeId n, bool and_below, const Known* own) const {
   const Nodes& nodes = core_.nodes();
@@ -253,11 +266,16 @@ void GroupPlay::expire_sessions() {
 
 void GroupPlay::tell_of_session(const SeqPtr& seq) {
   const std::string session = some_session();
-  const std::string_view name = World::text_of(seq->name);
   const auto signal = static_cast<Sessions::Signal>(bytes_.below(3));
   const double seconds = bytes_.one_in(2) ? kForever : bytes_.between(1, 3);
   const bool ends = !bytes_.one_in(2);
-  Known* const one = known(seq->name, session);
+  tell(seq->name, session, ends, signal, seconds);
+}
+
+void GroupPlay::tell(int number, const std::string& session, bool ends, Sessions::Signal signal,
+                     double seconds) {
+  const std::string_view name = World::text_of(number);
+  Known* const one = known(number, session);
   const std::vector<NodeId> path = one ? path_of(*one) : std::vector<NodeId>();
   const bool waits = !ends && signal != Sessions::Signal::kDone;
   const std::set<NodeId> gone = one && !waits ? alone(path, 0, one) : std::set<NodeId>();

@@ -392,6 +392,8 @@ void GroupPlay::finish_up() {
   setup_.habits.plans_ahead = setup_.habits.overlaps = false;
   step();
   while (!seqs_.empty()) free(seqs_.back());
+  // In a row, so that what one releases is still there for the next one.
+  while (!known_.empty()) tell(known_.back().name, std::string(known_.back().session), true);
   if (setup_.features & kResizes) done(kGrow, [&] { caller_.grow(setup_.core.num_blocks); });
   release_holds();
   step();

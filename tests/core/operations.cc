@@ -196,6 +196,11 @@ void add_resets(Operations& all, const Names&) {
   all.push_back({"reset", [](World& world) { world.reset(true); }});
 }
 
+void add_retirements(Operations& all, const Names& names) {
+  for (const int name : names)
+    all.push_back({"retire " + std::to_string(name), [=](World& world) { world.retire(name); }});
+}
+
 // Admissions that do not read the cache.
 void add_unread(Operations& all, const Names& names) {
   for (const Token second : {Token{0}, Token{1}})
@@ -216,6 +221,7 @@ void add_resizes(Operations& all, const Names&) {
 const std::map<std::string, void (*)(Operations&, const Names&)> kMoreFamilies = {
     {"reset", add_resets},
     {"resize", add_resizes},
+    {"retire", add_retirements},
     {"together", add_together},
     {"unread", add_unread}};
 
