@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -69,6 +69,8 @@ __all__ = [
     "fleet_apart",
     "fleets",
 ]
+
+NOTHING: Final = "\N{EN DASH}"
 
 
 class Split(NamedTuple):
@@ -280,6 +282,26 @@ class FleetRow:
                 "first_token_p99_ms": self.result.first_token_quantile(0.99),
             }
         return entry
+
+    @property
+    def cells(self) -> list[str]:
+        """Its counts for a table; none if a replica is too small.
+
+        Hit rate, its bound, imbalance, prefill load, time to first token in milliseconds (mean and
+        99 %), and the requests that waited.
+        """
+        found, best = self.result, self.best_hit_rate
+        if found is None:
+            return []
+        return [
+            f"{found.hit_rate:.2%}",
+            NOTHING if best is None else f"{best:.2%}",
+            f"{found.imbalance:.2f}",
+            NOTHING if found.prefill_load is None else f"{found.prefill_load:.2f}",
+            f"{found.first_token_mean_ms:,.0f}",
+            f"{found.first_token_quantile(0.99):,.0f}",
+            f"{found.waited:,}",
+        ]
 
     @property
     def label(self) -> str:
