@@ -288,20 +288,25 @@ def _extra_keys(event: Event) -> tuple[str | None, list[Any] | None]:
     lora = None
     keys: list[Any] = [None] * len(event.digests)
     for index, extras in event.extras.items():
-        untagged = []
-        try:
-            tagged: Any = vllm_keys(extras)
-        except ValueError:
-            tagged = ()
-        for key in tagged or (("bytes", extras),):
-            kind = key[0] if isinstance(key, tuple) and len(key) > 1 else "bytes"
-            value: Any = key[1:] if kind == "mm" else key[1] if kind != "bytes" else extras
-            lora = value if kind == "lora" else lora
-            untagged.append(value)
-        keys[index] = tuple(untagged)
+        tagged = list(_tagged(extras))
+        lora = next((value for kind, value in tagged if kind == "lora"), lora)
+        keys[index] = tuple(value for _, value in tagged)
     if event.namespace and event.parent is None:
         keys[0] = (anonymous(event.namespace), *(keys[0] or ()))
     return lora, keys if any(keys) else None
+
+
+def _tagged(extras: bytes) -> Iterator[tuple[str, Any]]:
+    """The kind and the value of each key that ``vllm_extras`` made; of others, the bytes."""
+    try:
+        keys: Any = vllm_keys(extras)
+    except ValueError:
+        keys = ()
+    for key in keys or (extras,):
+        if isinstance(key, tuple) and len(key) > 1 and key[0] != "bytes":
+            yield key[0], key[1:] if key[0] == "mm" else key[1]
+        else:
+            yield "bytes", extras
 
 
 def decode(payload: bytes) -> AnyBatch:
