@@ -1,4 +1,8 @@
-"""Checks of single arguments that several modules make."""
+"""Checks of single arguments that several modules make.
+
+They take the name of the argument, for the error, and the given value. A value of the wrong type
+raises ``TypeError``, and one out of its bounds ``ValueError``.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +30,7 @@ MOST = 2**31 - 1
 
 
 def integer(name: str, value: object) -> int:
-    """The value as an int; NumPy integers are accepted, bools are not.
-
-    Args:
-        name: Name of the argument, for the error.
-        value: The given value.
-
-    Raises:
-        TypeError: Not an int.
-    """
+    """The value as an int; NumPy integers are accepted, bools are not."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -61,29 +57,14 @@ def is_number(value: object) -> bool:
 
 
 def truth(name: str, value: object) -> bool:
-    """The value, which must be a bool.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """The value, which must be a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be a bool, got {value!r}")
     return value
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    """The value as an int within these bounds.
-
-    Args:
-        name: Name of the argument, for the error.
-        value: The given value.
-        low: Smallest value allowed.
-        high: Largest value allowed; None for no bound.
-
-    Raises:
-        ValueError: Out of bounds.
-        TypeError: Not an int.
-    """
+    """The value as an int within these bounds, inclusive."""
     number = integer(name, value)
     if low <= number and (high is None or number <= high):
         return number
@@ -93,9 +74,6 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
 
 def extras_pairs(extras: Mapping[int, bytes] | None) -> tuple[tuple[int, bytes], ...] | None:
     """Extra keys by block in the core's form: a tuple, so no other thread can change it.
-
-    Args:
-        extras: The given value.
 
     Raises:
         ValueError: The mapping yields more or fewer keys than its length.
@@ -129,16 +107,7 @@ def _block_index(key: object) -> int:
 
 
 def real(name: str, value: float) -> float:
-    """The value, a number of Python or NumPy, as a float.
-
-    Args:
-        name: Name of the argument, for the error.
-        value: The given value.
-
-    Raises:
-        TypeError: Not a number.
-        ValueError: Too large an int.
-    """
+    """The value, a number of Python or NumPy, as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
@@ -148,61 +117,26 @@ def real(name: str, value: float) -> float:
 
 
 def amount(name: str, value: float) -> float:
-    """The value, which must be a number from 0 to ``MOST``.
-
-    Args:
-        name: Name of the argument, for the error.
-        value: The given value.
-
-    Raises:
-        ValueError: It is out of these bounds, or not finite.
-        TypeError: It is not a number.
-    """
+    """The value, which must be a number from 0 to ``MOST``."""
     if not 0 <= real(name, value) <= MOST:
         raise ValueError(f"{name} must be in [0, {MOST}], got {value}")
     return value
 
 
 def positive(name: str, value: float) -> float:
-    """The value, which must be a finite number above 0.
-
-    Args:
-        name: Name of the argument, for the error.
-        value: The given value.
-
-    Raises:
-        ValueError: It is not above 0, or not finite.
-        TypeError: It is not a number.
-    """
+    """The value, which must be a finite number above 0."""
     if not 0 < real(name, value) < float("inf"):
         raise ValueError(f"{name} must be above 0 and finite, got {value}")
     return value
 
 
 def milliseconds(name: str, seconds: float) -> int:
-    """A wait in whole milliseconds: at least 1, at most a few weeks.
-
-    Args:
-        name: Name of the argument, for the error.
-        seconds: The given value.
-
-    Raises:
-        ValueError: It is not above 0, or not finite.
-        TypeError: It is not a number.
-    """
+    """A wait in whole milliseconds: at least 1, at most a few weeks."""
     return max(1, min(MOST, round(positive(name, seconds) * 1000)))
 
 
 def text(name: str, value: object) -> str:
-    """The value, which must be a str.
-
-    Args:
-        name: Name of the argument, for the error.
-        value: The given value.
-
-    Raises:
-        TypeError: It is not.
-    """
+    """The value, which must be a str."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, got {type(value).__name__}")
     return value

@@ -59,13 +59,6 @@ MAX_QUOTAS = 2**16 - 1
 EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc")
 """Names of the eviction orders for idle blocks."""
 
-REMOVED_POLICIES = {
-    "sieve": "use 's3fifo'",
-    "slru": "use 'arc'",
-    "adaptive": "use 'lru', or 'arc' where a sweep of your trace shows that it finds more",
-}
-"""Removed eviction orders, and what to use in their place."""
-
 DIGEST_NAMES = tuple(DIGESTS)
 """Names of digests; ``blockmgr.digest`` has their functions."""
 
@@ -301,7 +294,7 @@ class ManagerConfig:
     min_partial_tokens: int = field(default=0, metadata=rule(0, "block_size"))
     eviction: str | PolicyFactory = field(
         default="lru",
-        metadata=rule(choices=EVICTION_POLICIES, removed=REMOVED_POLICIES, or_function=True),
+        metadata=rule(choices=EVICTION_POLICIES, or_function=True),
     )
     retention: bool = False
     max_pinned_blocks: int = field(default=0, metadata=rule(0, "capacity", needs="retention"))

@@ -32,6 +32,8 @@ Bad arguments are plain ``ValueError`` and ``TypeError`` that name the parameter
 its bound. Whatever a call raises, the manager is as it was before the call.
 """
 
+from typing import Any, cast
+
 __all__ = [
     "BlockMgrError",
     "BlockStateError",
@@ -62,7 +64,17 @@ __all__ = [
 
 
 class BlockMgrError(Exception):
-    """Root of every error in this library."""
+    """Root of every error in this library.
+
+    An error that takes more than a message keeps each argument as an attribute of the same name.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        code = getattr(type(self).__init__, "__code__", None)
+        if code is None:  # it takes a message
+            return cast("tuple[Any, ...]", super().__reduce__())
+        names = code.co_varnames[1 : code.co_argcount]
+        return type(self), tuple(getattr(self, name) for name in names)
 
 
 class OutOfBlocksError(BlockMgrError):
@@ -91,10 +103,6 @@ class OutOfBlocksError(BlockMgrError):
             message += f", {held_back} of them held back by the watermark"
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[type, tuple[int, int, int, bool]]:
-        numbers = (self.needed, self.available, self.reserved_by_watermark)
-        return type(self), (*numbers, self.of_nodes)
-
 
 class OutOfSequencesError(BlockMgrError):
     """Every sequence row is taken. Free a sequence, or configure more with ``max_seqs``.
@@ -105,14 +113,10 @@ class OutOfSequencesError(BlockMgrError):
     """
 
     def __init__(self, needed: int, available: int) -> None:
-        self.needed = needed
-        self.available = available
+        self.needed, self.available = needed, available
         super().__init__(
             f"need {needed} sequence rows, {available} available; max_seqs sets how many there are"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return type(self), (self.needed, self.available)
 
 
 class NeverFitsError(BlockMgrError, ValueError):
@@ -136,9 +140,6 @@ class UnknownSequenceError(BlockMgrError, KeyError):
         # KeyError would print the repr of the message.
         return str(self.args[0])
 
-    def __reduce__(self) -> tuple[type, tuple[int]]:
-        return type(self), (self.handle,)
-
 
 class StaleMatchError(BlockMgrError):
     """The cache no longer holds exactly what the ``match`` of an admission found. Match again.
@@ -149,12 +150,8 @@ class StaleMatchError(BlockMgrError):
     """
 
     def __init__(self, expected: int, found: int) -> None:
-        self.expected = expected
-        self.found = found
+        self.expected, self.found = expected, found
         super().__init__(f"the match found {expected} tokens, {found} of them are cached now")
-
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return type(self), (self.expected, self.found)
 
 
 class PinBudgetError(BlockMgrError):
@@ -168,16 +165,11 @@ class PinBudgetError(BlockMgrError):
     """
 
     def __init__(self, needed: int, available: int, budget: int) -> None:
-        self.needed = needed
-        self.available = available
-        self.budget = budget
+        self.needed, self.available, self.budget = needed, available, budget
         super().__init__(
             f"need {needed} more of the pin budget, {available} of {budget} left; "
             "max_pinned_blocks sets it"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
-        return type(self), (self.needed, self.available, self.budget)
 
 
 class UnknownPinError(BlockMgrError, KeyError):
@@ -195,9 +187,6 @@ class UnknownPinError(BlockMgrError, KeyError):
         # KeyError would print the repr of the message.
         return str(self.args[0])
 
-    def __reduce__(self) -> tuple[type, tuple[int]]:
-        return type(self), (self.pin,)
-
 
 class SequenceStateError(BlockMgrError):
     """The call needs the sequence to be running, preempted, or with slots for all its tokens."""
@@ -211,12 +200,8 @@ class BlockStateError(BlockMgrError):
     """
 
     def __init__(self, block: int, problem: str) -> None:
-        self.block = block
-        self.problem = problem
+        self.block, self.problem = block, problem
         super().__init__(f"block {block}: {problem}")
-
-    def __reduce__(self) -> tuple[type, tuple[int, str]]:
-        return type(self), (self.block, self.problem)
 
 
 class StepError(BlockMgrError):
@@ -254,9 +239,6 @@ class PolicyError(BlockMgrError):
         self.error = error
         super().__init__(f"the eviction policy failed: {type(error).__name__}: {error}")
 
-    def __reduce__(self) -> tuple[type, tuple[BaseException]]:
-        return type(self), (self.error,)
-
 
 class TraceFormatError(BlockMgrError, ValueError):
     """A trace file breaks the rules of its format.
@@ -277,9 +259,6 @@ class TraceFormatError(BlockMgrError, ValueError):
         self.expected = expected
         super().__init__(f"{path}:{line}:{column}: found {found}, expected {expected}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, int, int, str, str]]:
-        return type(self), (self.path, self.line, self.column, self.found, self.expected)
-
 
 class HintError(BlockMgrError, ValueError):
     """An envelope of KV hints is malformed. No action of it has been carried out."""
@@ -294,12 +273,8 @@ class EndpointError(BlockMgrError, OSError):
     """
 
     def __init__(self, endpoint: str, problem: str) -> None:
-        self.endpoint = endpoint
-        self.problem = problem
+        self.endpoint, self.problem = endpoint, problem
         super().__init__(f"cannot listen on {endpoint}: {problem}")
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.endpoint, self.problem)
 
 
 class ClusterLostError(BlockMgrError, ConnectionError):
@@ -311,12 +286,8 @@ class ClusterLostError(BlockMgrError, ConnectionError):
     """
 
     def __init__(self, address: str, problem: str) -> None:
-        self.address = address
-        self.problem = problem
+        self.address, self.problem = address, problem
         super().__init__(f"the cluster at {address} is lost: {problem}")
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.address, self.problem)
 
 
 class MissingExtraError(BlockMgrError, ImportError):
@@ -328,14 +299,10 @@ class MissingExtraError(BlockMgrError, ImportError):
     """
 
     def __init__(self, extra: str, feature: str) -> None:
-        self.extra = extra
-        self.feature = feature
+        self.extra, self.feature = extra, feature
         # The package is in no index under this name, and a stranger could register the name.
         hint = f"in a clone of blockmgr: pip install '.[{extra}]'"
         super().__init__(f"{feature} needs an extra; {hint}")
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.extra, self.feature)
 
 
 class InvariantError(BlockMgrError, AssertionError):
@@ -349,9 +316,6 @@ class InvariantError(BlockMgrError, AssertionError):
         self.violations = violations
         super().__init__("; ".join(violations))
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
-        return type(self), (self.violations,)
-
 
 class LayoutError(BlockMgrError, ValueError):
     """KV tensors cannot be registered: a stride, an overlap, a device or a size is wrong.
@@ -361,12 +325,8 @@ class LayoutError(BlockMgrError, ValueError):
     """
 
     def __init__(self, segment: str, problem: str) -> None:
-        self.segment = segment
-        self.problem = problem
+        self.segment, self.problem = segment, problem
         super().__init__(f"segment {segment!r}: {problem}")
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.segment, self.problem)
 
 
 class PageSizeError(BlockMgrError, ValueError):
@@ -378,13 +338,8 @@ class PageSizeError(BlockMgrError, ValueError):
     """
 
     def __init__(self, group: int, kind: str, problem: str) -> None:
-        self.group = group
-        self.kind = kind
-        self.problem = problem
+        self.group, self.kind, self.problem = group, kind, problem
         super().__init__(f"group {group}, {kind}: {problem}")
-
-    def __reduce__(self) -> tuple[type, tuple[int, str, str]]:
-        return type(self), (self.group, self.kind, self.problem)
 
 
 class CopyError(BlockMgrError, ValueError):
@@ -395,12 +350,8 @@ class CopyError(BlockMgrError, ValueError):
     """
 
     def __init__(self, pair: int | None, problem: str) -> None:
-        self.pair = pair
-        self.problem = problem
+        self.pair, self.problem = pair, problem
         super().__init__(problem if pair is None else f"pair {pair}: {problem}")
-
-    def __reduce__(self) -> tuple[type, tuple[int | None, str]]:
-        return type(self), (self.pair, self.problem)
 
 
 class UnsupportedModelError(BlockMgrError, ValueError):
@@ -412,12 +363,8 @@ class UnsupportedModelError(BlockMgrError, ValueError):
     """
 
     def __init__(self, model: str, missing: str) -> None:
-        self.model = model
-        self.missing = missing
+        self.model, self.missing = model, missing
         super().__init__(f"{model}: {missing}")
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.model, self.missing)
 
 
 def _brief(number: int) -> str:

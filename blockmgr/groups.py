@@ -9,7 +9,7 @@ fewer tokens a block: its ``block_size``. A group of states or rings has one blo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import whole
@@ -35,25 +35,33 @@ MAX_PARTS = 254
 MAX_WIDTH = 2**31 - 1
 
 
-def _check(group: FullAttention | SlidingWindow | ChunkedAttention) -> None:
-    if not isinstance(group, FullAttention):
-        object.__setattr__(group, "width", whole("width", group.width, 1, MAX_WIDTH))
-    if group.block_size is not None:
-        size = whole("block_size", group.block_size, 1, MAX_BLOCK_SIZE)
-        object.__setattr__(group, "block_size", size)
+class _Shown:
+    """Groups as they are written: without what has its default."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        values = [(row, getattr(self, row.name)) for row in fields(self)]  # type: ignore[arg-type]
+        given = (f"{row.name}={value!r}" for row, value in values if value != row.default)
+        return f"{type(self).__name__}({', '.join(given)})"
 
 
-def _repr(group: FullAttention | SlidingWindow | ChunkedAttention) -> str:
-    values = [] if isinstance(group, FullAttention) else [f"width={group.width}"]
-    if group.block_size is not None:
-        values.append(f"block_size={group.block_size}")
-    if not is_cached(group):
-        values += ["cached=False", f"replay={replay_of(group)}"]
-    return f"{type(group).__name__}({', '.join(values)})"
+class _Attention(_Shown):
+    """What groups with attention have in common."""
+
+    __slots__ = ()
+    block_size: int | None
+
+    def __post_init__(self) -> None:
+        if hasattr(self, "width"):
+            object.__setattr__(self, "width", whole("width", self.width, 1, MAX_WIDTH))
+        if self.block_size is not None:
+            size = whole("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+            object.__setattr__(self, "block_size", size)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FullAttention:
+class FullAttention(_Attention):
     """A query reads all positions up to its own.
 
     Attributes:
@@ -63,15 +71,9 @@ class FullAttention:
 
     block_size: int | None = None
 
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def __repr__(self) -> str:
-        return _repr(self)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SlidingWindow:
+class SlidingWindow(_Attention):
     """A query reads the last ``width`` positions, including its own.
 
     Attributes:
@@ -90,7 +92,7 @@ class SlidingWindow:
     replay: int = 0
 
     def __post_init__(self) -> None:
-        _check(self)
+        _Attention.__post_init__(self)
         if not isinstance(self.cached, bool):
             raise TypeError(f"cached must be a bool, got {self.cached!r}")
         replay = whole("replay", self.replay, 0, MAX_WIDTH)
@@ -104,12 +106,9 @@ class SlidingWindow:
                 f"the first query behind a hit reads as much, got {replay}"
             )
 
-    def __repr__(self) -> str:
-        return _repr(self)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ChunkedAttention:
+class ChunkedAttention(_Attention):
     """A query reads the positions of its chunk, up to its own.
 
     Attributes:
@@ -120,15 +119,9 @@ class ChunkedAttention:
     width: int
     block_size: int | None = None
 
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def __repr__(self) -> str:
-        return _repr(self)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RecurrentState:
+class RecurrentState(_Shown):
     """A query reads the state after the previous position; its forward replaces that state.
 
     Attributes:
@@ -142,10 +135,6 @@ class RecurrentState:
     def __post_init__(self) -> None:
         extra = whole("extra_blocks", self.extra_blocks, 0, MAX_EXTRA_BLOCKS)
         object.__setattr__(self, "extra_blocks", extra)
-
-    def __repr__(self) -> str:
-        extra = f"extra_blocks={self.extra_blocks}" if self.extra_blocks else ""
-        return f"RecurrentState({extra})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as IntSequence
-    from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
@@ -1495,12 +1494,7 @@ class Sequence(NotCopied):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._manager._core.view(self.handle)
         except UnknownSequenceError:

@@ -32,7 +32,6 @@ def rule(
     high: Bound = None,
     *,
     choices: Sequence[str] = (),
-    removed: Mapping[str, str] | None = None,
     or_function: bool = False,
     needs: str | None = None,
     text: str | None = None,
@@ -43,7 +42,6 @@ def rule(
         low: Smallest number. With it, the option is a whole number, or None if that is the default.
         high: Largest number.
         choices: The valid names. With them, the option is a name.
-        removed: Names that were valid once, and what to do instead.
         or_function: Whether a function is valid instead of a name.
         needs: Name of the option without which this one must have its default.
         text: One line for the command line; None for no option there.
@@ -52,7 +50,6 @@ def rule(
         "low": low,
         "high": high,
         "choices": choices,
-        "removed": removed or {},
         "or_function": or_function,
         "needs": needs,
         "text": text,
@@ -96,7 +93,7 @@ def check_options(table: DataclassInstance) -> None:
         if not checks or (value is None and row.default is None):
             continue
         if checks["choices"] and not (checks["or_function"] and callable(value)):
-            _check_name(row.name, value, checks["choices"], checks["removed"])
+            _check_name(row.name, value, checks["choices"])
         if checks["low"] is not None:
             value = whole(
                 row.name, value, _number(checks["low"], table), _number(checks["high"], table)
@@ -111,14 +108,10 @@ def _number(bound: int | str, table: DataclassInstance) -> int:
     return number
 
 
-def _check_name(
-    name: str, value: object, choices: Sequence[str], removed: Mapping[str, str]
-) -> None:
+def _check_name(name: str, value: object, choices: Sequence[str]) -> None:
     one_of = f"{name} must be one of {', '.join(choices)}, got {value!r}"
     if not isinstance(value, str):
         raise TypeError(one_of)
-    if value in removed:
-        raise ValueError(f"{one_of}; {value} was removed, {removed[value]}")
     if value not in choices:
         raise ValueError(one_of + _nearest(value, choices))
 

@@ -43,17 +43,11 @@ def cli() -> None:
     """Paged KV-cache block manager: measure hit rates without a GPU."""
 
 
-cli.add_command(replay.replay)
-cli.add_command(sweep.sweep)
-cli.add_command(fleet.fleet)
-cli.add_command(plan.plan)
-cli.add_command(explain.explain)
-cli.add_command(report.report)
-cli.add_command(show.show)
-cli.add_command(workload.workload)
-cli.add_command(index.index)
-cli.add_command(generate.generate)
-cli.add_command(doctor.doctor)
+for command in (
+    *(replay.replay, sweep.sweep, fleet.fleet, plan.plan, explain.explain, report.report),
+    *(show.show, workload.workload, index.index, generate.generate, doctor.doctor),
+):
+    cli.add_command(command)
 
 
 def main() -> NoReturn:

@@ -363,24 +363,8 @@ def _table(rows: tuple[FleetRow, ...], cost: _Cost) -> Table:
         if row.size != before:
             table.add_section()
         before = row.size
-        cells = (str(row.size), f"{row.num_blocks:,}", *cost.cells(row), row.label, *_cells(row))
+        cells = [str(row.size), f"{row.num_blocks:,}", *cost.cells(row), row.label, *row.cells]
+        if isinstance(row.result, ApartResult):
+            cells += [f"{row.result.sent_tokens:,}", f"{row.result.handover_mean_ms:,.0f}"]
         table.add_row(*cells, *[NOTHING] * (len(headings) - len(cells)))
     return table
-
-
-def _cells(row: FleetRow) -> list[str]:
-    found = row.result
-    if found is None:
-        return []
-    cells = [
-        f"{found.hit_rate:.2%}",
-        NOTHING if row.best_hit_rate is None else f"{row.best_hit_rate:.2%}",
-        f"{found.imbalance:.2f}",
-        NOTHING if found.prefill_load is None else f"{found.prefill_load:.2f}",
-        f"{found.first_token_mean_ms:,.0f}",
-        f"{found.first_token_quantile(0.99):,.0f}",
-        f"{found.waited:,}",
-    ]
-    if isinstance(found, ApartResult):
-        cells += [f"{found.sent_tokens:,}", f"{found.handover_mean_ms:,.0f}"]
-    return cells

@@ -64,28 +64,17 @@ DEMO_PROMPTS: Final = tuple(
 @click.option(
     "--temperature", default=0.0, show_default=True, help="0 takes the most likely token."
 )
-@click.option("--top-k", default=0, show_default=True, help="Draw from this many tokens; 0: all.")
-@click.option(
-    "--top-p",
-    default=1.0,
-    show_default=True,
-    help="Draw from the tokens with this much probability.",
-)
 @click.option(
     "--seed", default=0, show_default=True, help="Seed of the first sample of each prompt."
 )
 @click.option("--n", default=1, show_default=True, help="Samples of each prompt.")
 @click.option("--beams", default=0, show_default=True, help="Beams of a beam search; 0: sample.")
-@click.option(
-    "--length-penalty", default=1.0, show_default=True, help="Length penalty of a beam search."
-)
 @how_options_of("block_size", "min_partial_tokens", "dedup")
 @click.option(
     "--num-blocks",
     type=click.IntRange(min=1),
     help="Size of the pool.  [default: what fits 1 GiB]",
 )
-@click.option("--chunk-size", type=int, help="Prefill prompts in chunks of this many tokens.")
 @click.option("--device", default="cpu", show_default=True, help="Device of weights and K/V.")
 @click.option("--check", is_flag=True, help="Exit with 1 if model.generate gives other tokens.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
@@ -137,7 +126,7 @@ def generate(
 
 
 def _engine_options(settings: dict[str, Any]) -> dict[str, Any]:
-    names = ("block_size", "num_blocks", "chunk_size", "min_partial_tokens", "dedup")
+    names = ("block_size", "num_blocks", "min_partial_tokens", "dedup")
     # Prompts of one step can share blocks, because this engine's attention writes before it reads.
     return {"early_commit": True, **{name: settings[name] for name in names}}
 
@@ -262,11 +251,10 @@ def _run(engine: Engine, tokens: list[list[int]], settings: dict[str, Any]) -> l
             tokens,
             settings["beams"],
             settings["max_new_tokens"],
-            length_penalty=settings["length_penalty"],
             num_return=min(settings["n"], settings["beams"]),
             progress=True,
         )
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "n")
+    names = ("max_new_tokens", "temperature", "seed", "n")
     sampling = Sampling(**{name: settings[name] for name in names})
     return engine.generate(tokens, sampling, progress=True)
 
@@ -294,13 +282,14 @@ def _said(engine: Engine, prompt: list[int], settings: dict[str, Any]) -> list[l
     seeds = [settings["seed"]]
     if settings["beams"]:
         arguments |= {
-            "length_penalty": settings["length_penalty"],
+            "length_penalty": 1.0,
             "early_stopping": False,
             "num_return_sequences": settings["n"],
         }
     elif settings["temperature"] > 0:
-        names = ("temperature", "top_k", "top_p")
-        arguments |= {"do_sample": True, **{name: settings[name] for name in names}}
+        # Otherwise transformers draws from the 50 likeliest tokens, or as the model's files say.
+        arguments |= {"do_sample": True, "top_k": 0, "top_p": 1.0}
+        arguments["temperature"] = settings["temperature"]
         # Each sample has its own random generator, so each needs a separate call.
         seeds = [settings["seed"] + i for i in range(settings["n"])]
     model: Any = engine.model.model

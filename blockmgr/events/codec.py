@@ -56,7 +56,7 @@ _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _maps = msgspec.msgpack.Decoder(wire.Batch)
 _sglang = msgspec.msgpack.Decoder(wire.SglangBatch)
-_arrays = msgspec.msgpack.Decoder(wire.LongBatch)
+_arrays = msgspec.msgpack.Decoder(wire.OldBatch)
 _hashes = msgspec.msgpack.Decoder(wire.HashBatch)
 _raw = msgspec.msgpack.Decoder(wire.RawBatch)
 _event: msgspec.msgpack.Decoder[wire.HashEvent] = msgspec.msgpack.Decoder(wire.HashEvent)
@@ -176,8 +176,7 @@ class Encoder:
     def _batch(self, made: list[Any], ts: float, about: wire.About | None) -> bytes:
         if about is None:
             return self._encoder.encode(wire.PlainBatch(ts, made, self._rank))
-        make = wire.OldBatch if self._old else wire.Batch
-        return self._encoder.encode(make(ts, made, self._rank, about))
+        return self._encoder.encode(wire.Batch(ts, made, self._rank, about))
 
     def _parts(self, events: Iterable[Event]) -> Iterator[list[Any]]:
         part: list[Any] = []
@@ -196,21 +195,23 @@ class Encoder:
             yield part
 
     def event(self, event: Event) -> Any:
-        """One event as the structure that is encoded."""
+        """One event as it is encoded: a structure, or a list for the layout of arrays."""
         old = self._old
         medium = (wire.OLD_MEDIA if old else wire.MEDIA)[event.tier]
         where = wire.LOCALITIES[event.tier]
         if event.kind is EventKind.CLEARED:
-            return wire.OldBlocksCleared(medium) if old else wire.AllBlocksCleared(medium, where)
+            if old:
+                return ["AllBlocksCleared", medium]
+            return wire.AllBlocksCleared(medium, where)
         hashes: list[Any] = self._hashes(event.digests)
         if event.kind is EventKind.REMOVED:
             if old:
-                return wire.OldBlockRemoved(hashes, medium)
+                return ["BlockRemoved", hashes, medium]
             return wire.BlockRemoved(hashes, medium, event.group, where)
         parent = None if event.parent is None else self._hashes([event.parent])[0]
         tokens = event.tokens.ravel().tolist()
         if old:
-            return wire.OldBlockStored(hashes, parent, tokens, self.block_size, None, medium)
+            return ["BlockStored", hashes, parent, tokens, self.block_size, None, medium]
         lora, keys = _extra_keys(event)
         return wire.BlockStored(
             hashes,
@@ -287,20 +288,25 @@ def _extra_keys(event: Event) -> tuple[str | None, list[Any] | None]:
     lora = None
     keys: list[Any] = [None] * len(event.digests)
     for index, extras in event.extras.items():
-        untagged = []
-        try:
-            tagged: Any = vllm_keys(extras)
-        except ValueError:
-            tagged = ()
-        for key in tagged or (("bytes", extras),):
-            kind = key[0] if isinstance(key, tuple) and len(key) > 1 else "bytes"
-            value: Any = key[1:] if kind == "mm" else key[1] if kind != "bytes" else extras
-            lora = value if kind == "lora" else lora
-            untagged.append(value)
-        keys[index] = tuple(untagged)
+        tagged = list(_tagged(extras))
+        lora = next((value for kind, value in tagged if kind == "lora"), lora)
+        keys[index] = tuple(value for _, value in tagged)
     if event.namespace and event.parent is None:
         keys[0] = (anonymous(event.namespace), *(keys[0] or ()))
     return lora, keys if any(keys) else None
+
+
+def _tagged(extras: bytes) -> Iterator[tuple[str, Any]]:
+    """The kind and the value of each key that ``vllm_extras`` made; of others, the bytes."""
+    try:
+        keys: Any = vllm_keys(extras)
+    except ValueError:
+        keys = ()
+    for key in keys or (extras,):
+        if isinstance(key, tuple) and len(key) > 1 and key[0] != "bytes":
+            yield key[0], key[1:] if key[0] == "mm" else key[1]
+        else:
+            yield "bytes", extras
 
 
 def decode(payload: bytes) -> AnyBatch:

@@ -19,7 +19,6 @@ from blockmgr.events.wire import MOST_BYTES
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
-    from types import TracebackType
 
     from blockmgr.events.codec import AnyBatch
 
@@ -127,12 +126,7 @@ class Subscriber:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

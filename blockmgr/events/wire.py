@@ -36,7 +36,6 @@ __all__ = [
     "HashBatch",
     "HashEvent",
     "HashesCleared",
-    "LongBatch",
     "OldBatch",
     "OldBlockRemoved",
     "OldBlockStored",
@@ -189,10 +188,8 @@ class PlainBatch(msgspec.Struct, array_like=True, gc=False):
     data_parallel_rank: int | None
 
 
-class OldBlockStored(
-    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="BlockStored"
-):
-    """As versions wrote it whose events are arrays."""
+class OldBlockStored(msgspec.Struct, array_like=True, gc=False, tag="BlockStored"):
+    """As versions wrote it whose events are arrays; only decoded."""
 
     block_hashes: Hashes
     parent_block_hash: BlockHash | None
@@ -200,30 +197,26 @@ class OldBlockStored(
     block_size: int
     lora_id: int | None = None
     medium: Word | None = None
+    lora_name: Word | None = None
+    extra_keys: Annotated[list[_Keys | None], Meta(max_length=_MOST_ITEMS)] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: Word | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
-    lora_name: ClassVar[str | None] = None
-    extra_keys: ClassVar[list[Any] | None] = None
-    group_idx: ClassVar[int | None] = None
-    kv_cache_spec_kind: ClassVar[str | None] = None
-    kv_cache_spec_sliding_window: ClassVar[int | None] = None
     locality: ClassVar[str | None] = None
 
 
-class OldBlockRemoved(
-    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="BlockRemoved"
-):
+class OldBlockRemoved(msgspec.Struct, array_like=True, gc=False, tag="BlockRemoved"):
     """Likewise."""
 
     block_hashes: Hashes
     medium: Word | None = None
+    group_idx: int | None = None
 
-    group_idx: ClassVar[int | None] = None
     locality: ClassVar[str | None] = None
 
 
-class OldBlocksCleared(
-    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="AllBlocksCleared"
-):
+class OldBlocksCleared(msgspec.Struct, array_like=True, gc=False, tag="AllBlocksCleared"):
     """Likewise."""
 
     medium: Word | None = None
@@ -231,7 +224,7 @@ class OldBlocksCleared(
     locality: ClassVar[str | None] = None
 
 
-class OldBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+class OldBatch(msgspec.Struct, array_like=True, gc=False):
     """Likewise."""
 
     ts: float
@@ -240,30 +233,6 @@ class OldBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ]
     data_parallel_rank: Rank | None = None
     about: About | None = None
-
-
-class LongBlockStored(OldBlockStored, array_like=True, gc=False, tag="BlockStored"):
-    """Likewise, with the items that later versions appended."""
-
-    lora_name: Word | None = None  # type: ignore[misc]
-    extra_keys: Annotated[list[_Keys | None], Meta(max_length=_MOST_ITEMS)] | None = None  # type: ignore[misc]
-    group_idx: int | None = None  # type: ignore[misc]
-    kv_cache_spec_kind: Word | None = None  # type: ignore[misc]
-    kv_cache_spec_sliding_window: int | None = None  # type: ignore[misc]
-
-
-class LongBlockRemoved(OldBlockRemoved, array_like=True, gc=False, tag="BlockRemoved"):
-    """Likewise."""
-
-    group_idx: int | None = None  # type: ignore[misc]
-
-
-class LongBatch(OldBatch, array_like=True, gc=False):
-    """Likewise; only decoded."""
-
-    events: Annotated[  # type: ignore[assignment]
-        list[LongBlockStored | LongBlockRemoved | OldBlocksCleared], Meta(max_length=_MOST_EVENTS)
-    ]
 
 
 class SglangStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
@@ -371,11 +340,9 @@ class RawBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 KIND_OF: dict[type, EventKind] = {
+    **dict.fromkeys((BlockStored, OldBlockStored, SglangStored, StoredHashes), EventKind.STORED),
     **dict.fromkeys(
-        (BlockStored, OldBlockStored, LongBlockStored, SglangStored, StoredHashes), EventKind.STORED
-    ),
-    **dict.fromkeys(
-        (BlockRemoved, OldBlockRemoved, LongBlockRemoved, SglangRemoved, RemovedHashes),
+        (BlockRemoved, OldBlockRemoved, SglangRemoved, RemovedHashes),
         EventKind.REMOVED,
     ),
     **dict.fromkeys(

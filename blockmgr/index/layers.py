@@ -120,17 +120,10 @@ class Groups:
             if self.first is None and layers is not None and layers.is_whole_prefix:
                 self.first = group
             changed = True
-        if not changed or self.first is None:
-            return
-        first = self.known[self.first]
-        self.further = {
-            number: other
-            for number, other in self.known.items()
-            if number != self.first
-            and first is not None
-            and other is not None
-            and other.block_size == first.block_size
-        }
+        if changed and self.first is not None:
+            others = ((n, other) for n, other in self.known.items() if n != self.first)
+            size = self.block_size
+            self.further = {n: other for n, other in others if other and other.block_size == size}
 
     @property
     def block_size(self) -> int:

@@ -33,7 +33,7 @@ from blockmgr.lab.runs import COLUMNS, References, cut, made_up_blocks, prompt_b
 from blockmgr.lab.stored import StoredRequests
 
 if TYPE_CHECKING:
-    from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
+    from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.runs import Rule
     from blockmgr.lab.trace import Trace
 
@@ -195,14 +195,7 @@ class IdReplays:
             and self._trace.num_names() <= MOST_NAMES
         )
 
-    def replay(
-        self,
-        num_blocks: int,
-        config: ReplayConfig,
-        *,
-        progress: Progress | None = None,
-        clock: Clock = time.thread_time,
-    ) -> ReplayResult:
+    def replay(self, num_blocks: int, config: ReplayConfig) -> ReplayResult:
         """The same counts as ``blockmgr.lab.replay.replay``, if ``exact``.
 
         In the result, ``host_s`` is the time of the whole replay.
@@ -217,7 +210,7 @@ class IdReplays:
             digest=config.digest,
             eviction=config.eviction,
         )
-        start = clock()
+        start = time.thread_time()
         if self._with_digests is None:
             self._with_digests = _core.IdReplays(
                 self._trace, {"prefix_caching": True, **digest_options(config.digest, True)}
@@ -233,16 +226,13 @@ class IdReplays:
         )
         while not replay.run(AT_ONCE):
             pass
-        if progress is not None:
-            for _ in range(len(self._held)):
-                progress()
         counts: dict[str, Any] = replay.counts()
         return ReplayResult(
             num_blocks=num_blocks,
             requests=len(self._held),
             partial_hit_tokens=0,
             copies=0,
-            host_s=clock() - start,
+            host_s=time.thread_time() - start,
             **counts,
         )
 

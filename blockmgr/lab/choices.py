@@ -7,7 +7,7 @@ from fractions import Fraction
 from operator import eq
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from blockmgr.config import EVICTION_POLICIES, REMOVED_POLICIES
+from blockmgr.config import EVICTION_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -150,11 +150,8 @@ def pick_policy(text: str) -> str:
     """``text`` if it is the name of an eviction policy.
 
     Raises:
-        ValueError: There is no such policy; the message names the nearest one or the replacement.
+        ValueError: There is no such policy; the message names the nearest one.
     """
-    if text in REMOVED_POLICIES:
-        one_of = f"policy must be one of {', '.join(EVICTION_POLICIES)}, got {text!r}"
-        raise ValueError(f"{one_of}; {text} was removed, {REMOVED_POLICIES[text]}")
     return pick("policy", text, EVICTION_POLICIES)
 
 

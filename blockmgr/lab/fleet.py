@@ -12,7 +12,6 @@ computed from an ended replay, so they do not change which blocks a replica hold
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.event_columns import Events
-    from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
+    from blockmgr.lab.replay import Progress, ReplayConfig, ReplayResult
     from blockmgr.lab.request import Request, Running
     from blockmgr.lab.routing import RouterFactory
     from blockmgr.lab.trace import Trace
@@ -350,7 +349,6 @@ def fleet(
     *,
     options: FleetOptions | None = None,
     progress: Progress | None = None,
-    clock: Clock = time.thread_time,
 ) -> FleetResult:
     """Replay ``trace`` on several replicas.
 
@@ -362,7 +360,6 @@ def fleet(
         router: Name of a router (``blockmgr.lab.routers``), or a factory.
         options: The other options; None for ``FleetOptions()``.
         progress: Called once for each request.
-        clock: Measures the host cost.
 
     Raises:
         ValueError: A number is out of bounds, there is no such router, or the trace cannot be cut
@@ -373,7 +370,7 @@ def fleet(
     """
     chosen = options or FleetOptions()
     setting = setting_of(trace, config, replicas, chosen)
-    results, served = serve(setting, num_blocks, config, router, progress=progress, clock=clock)
+    results, served = serve(setting, num_blocks, config, router, progress=progress)
     found = prefills(trace, served, replicas, chosen.first_token)
     return FleetResult(
         router=name_of(router),

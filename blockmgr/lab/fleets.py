@@ -21,11 +21,10 @@ Each half is a separate fleet: the second half does not affect the first.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.lab.fleet import Prefills, Served
-    from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
+    from blockmgr.lab.replay import Progress, ReplayConfig, ReplayResult
     from blockmgr.lab.replays import Replays
     from blockmgr.lab.request import Request
     from blockmgr.lab.routing import RouterFactory
@@ -70,6 +69,8 @@ __all__ = [
     "fleet_apart",
     "fleets",
 ]
+
+NOTHING: Final = "\N{EN DASH}"
 
 
 class Split(NamedTuple):
@@ -136,7 +137,6 @@ def fleet_apart(
     *,
     options: FleetOptions | None = None,
     progress: Progress | None = None,
-    clock: Clock = time.thread_time,
 ) -> ApartResult:
     """Replay ``trace`` on separate prefill and decode replicas.
 
@@ -148,7 +148,6 @@ def fleet_apart(
         router: Router of prompts.
         options: The other options, for both routers; None for ``FleetOptions()``.
         progress: Called once for each prefilled or rejected request.
-        clock: Measures the host cost.
 
     Raises:
         ValueError: A number is out of bounds, there is no such router, no request fits a prefill
@@ -168,7 +167,7 @@ def fleet_apart(
 
     setting = setting_of(_prompts(trace), config, split.prefill, chosen)
     prefilled, served = serve(
-        setting, num_blocks, config, router, busy_ms=prefill_ms, progress=progress, clock=clock
+        setting, num_blocks, config, router, busy_ms=prefill_ms, progress=progress
     )
     if not served:
         raise ValueError(f"num_blocks must hold a request of {trace.name}, got {num_blocks}")
@@ -176,9 +175,7 @@ def fleet_apart(
     handed_over = _in_order_of_handover(trace, served, computed)
     later = replace(setting, trace=handed_over, num_replicas=split.decode)
     blocks = num_blocks if chosen.decode_blocks is None else chosen.decode_blocks
-    decoded, started = serve(
-        later, blocks, config, chosen.decode_router, busy_ms=decode_ms, clock=clock
-    )
+    decoded, started = serve(later, blocks, config, chosen.decode_router, busy_ms=decode_ms)
     return ApartResult(
         router=name_of(router),
         decode_router=name_of(chosen.decode_router),
@@ -285,6 +282,26 @@ class FleetRow:
                 "first_token_p99_ms": self.result.first_token_quantile(0.99),
             }
         return entry
+
+    @property
+    def cells(self) -> list[str]:
+        """Its counts for a table; none if a replica is too small.
+
+        Hit rate, its bound, imbalance, prefill load, time to first token in milliseconds (mean and
+        99 %), and the requests that waited.
+        """
+        found, best = self.result, self.best_hit_rate
+        if found is None:
+            return []
+        return [
+            f"{found.hit_rate:.2%}",
+            NOTHING if best is None else f"{best:.2%}",
+            f"{found.imbalance:.2f}",
+            NOTHING if found.prefill_load is None else f"{found.prefill_load:.2f}",
+            f"{found.first_token_mean_ms:,.0f}",
+            f"{found.first_token_quantile(0.99):,.0f}",
+            f"{found.waited:,}",
+        ]
 
     @property
     def label(self) -> str:

@@ -40,7 +40,7 @@ from blockmgr.lab.by_ids import id_replays, same_replays
 from blockmgr.lab.demand import Limits, held_blocks, replay_manager
 from blockmgr.lab.grouped import GroupedSteps
 from blockmgr.lab.hints import Clients, Outlook, Traits, TraitsOf
-from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
+from blockmgr.lab.replay_config import Progress, ReplayConfig
 from blockmgr.lab.replay_result import ReplayResult
 from blockmgr.lab.request import OUTPUT_TOKEN, Running
 from blockmgr.lab.tiered import TierSteps
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Clock",
     "EventLoop",
     "Limits",
     "Moment",
@@ -74,7 +73,6 @@ def replay(
     config: ReplayConfig,
     *,
     progress: Progress | None = None,
-    clock: Clock = time.thread_time,
 ) -> ReplayResult:
     """Run the requests of ``trace`` through a manager of ``num_blocks`` blocks.
 
@@ -83,7 +81,6 @@ def replay(
         num_blocks: Blocks in the pool, at least 1.
         config: Config of the replay.
         progress: Called once for each request.
-        clock: Measures the host cost; processor time by default.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
@@ -93,7 +90,7 @@ def replay(
     at which a request ends while another one waits. Prompts are expanded one at a time. With tiers,
     the same requests also go through one pool of all blocks.
     """
-    result = EventLoop(trace, num_blocks, config, progress=progress, clock=clock).run()
+    result = EventLoop(trace, num_blocks, config, progress=progress).run()
     if result.by_tier is None:
         return result
     blocks = num_blocks + sum(tier.num_blocks for tier in config.tiers)
@@ -130,7 +127,6 @@ class EventLoop:
         config: ReplayConfig,
         *,
         progress: Progress | None = None,
-        clock: Clock = time.thread_time,
         stop_after: int | None = None,
         limits: Limits | None = None,
     ) -> None:
@@ -140,7 +136,6 @@ class EventLoop:
         self._requests = trace.requests
         self._config = config
         self._progress = progress or (lambda: None)
-        self._clock = clock
         self._stop_after = stop_after
         limits = limits or Limits.of(trace, config)
         self._free_rows = self._rows = min(config.max_seqs, limits.sequences)
@@ -266,9 +261,9 @@ class EventLoop:
                 _, order = heapq.heappop(self._agenda)
                 one = self._running[order]
                 if one.is_loading:
-                    start = self._clock()
+                    start = time.thread_time()
                     self._begin(order, instant)
-                    self._host_s += self._clock() - start
+                    self._host_s += time.thread_time() - start
                 else:
                     del self._running[order]
                     self._end(one.request, one.handles, one.number)
@@ -278,9 +273,9 @@ class EventLoop:
     def _admit_waiting(self, now: int) -> None:
         self._clients.at(self._manager, now)
         if self._tiers is not None:
-            start = self._clock()
+            start = time.thread_time()
             self._tiers.store_until(now)
-            self._host_s += self._clock() - start
+            self._host_s += time.thread_time() - start
         while self._waiting:
             if self._head is None:
                 # Not kept while waiting, because most of a trace may wait for a small pool.
@@ -307,9 +302,9 @@ class EventLoop:
         if self._tiers is not None and self._config.prefetch and len(self._config.tiers) > 1:
             queue = ((number, self._requests[number - 1]) for number in self._waiting)
             fitting = (each for each in queue if not self._never_fits(each[1]))
-            start = self._clock()
+            start = time.thread_time()
             self._tiers.prefetch(fitting, now)
-            self._host_s += self._clock() - start
+            self._host_s += time.thread_time() - start
 
     def _never_fits(self, request: Request) -> bool:
         blocks = held_blocks(request, self._config)
@@ -323,12 +318,12 @@ class EventLoop:
             waiting.tokens = request.tokens()
         if self._watch is not None:
             self._watch.before(request, waiting.tokens)
-        start = self._clock()
+        start = time.thread_time()
         handles = self._start(request, waiting.tokens)
         if handles:
             found = self._manager.sequence(handles[0]).num_cached_tokens
             self._enter(Running(waiting.number, request, handles, found), now)
-        self._host_s += self._clock() - start
+        self._host_s += time.thread_time() - start
         if not handles:
             return False
         if self._watch is not None:
@@ -407,7 +402,7 @@ class EventLoop:
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         manager, prompt = self._manager, request.num_prompt_tokens
         goes_on = self._expectation(number)
-        start = self._clock()
+        start = time.thread_time()
         for handle, output in zip(handles, self._outputs(request, number), strict=False):
             if len(output):
                 manager.append(handle, output)
@@ -423,7 +418,7 @@ class EventLoop:
             manager.free(handle, expect_reuse=goes_on)
         self._clients.after(manager, request, number)
         manager.take_remaps()
-        self._host_s += self._clock() - start
+        self._host_s += time.thread_time() - start
         self._free_rows += len(handles)
 
     def _expectation(self, number: int) -> bool | None:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HINT_MODELS",
-    "Clock",
     "HintModel",
     "HintName",
     "Progress",
@@ -86,9 +85,6 @@ HINT_MODELS: Final[Mapping[HintName, HintModel]] = MappingProxyType(
 )
 """The models by name."""
 
-
-Clock = Callable[[], float]
-"""A clock in seconds that never goes back, such as ``time.thread_time``."""
 
 Progress = Callable[[], None]
 """Called once for each request, when it is admitted or rejected."""

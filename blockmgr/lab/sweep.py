@@ -64,17 +64,6 @@ class SweepRow:
     baseline: ReplayResult | None
 
     @property
-    def best(self) -> Optimum:
-        """``optimum``, of a row that has one.
-
-        Raises:
-            ValueError: The replay had groups of layers.
-        """
-        if self.optimum is None:
-            raise ValueError("no optimum is known with groups of layers; attainable is a bound")
-        return self.optimum
-
-    @property
     def gap_closed(self) -> float | None:
         """The fraction of the gap between LRU and the optimum that this row closes; 1 is all.
 

@@ -20,6 +20,3 @@ class UnsupportedConfigError(BlockMgrError, ValueError):
         super().__init__(
             f"blockmgr does not support this configuration: {'; '.join(reasons)}. {instead}"
         )
-
-    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...], str]]:
-        return type(self), (self.reasons, self.instead)

@@ -19,9 +19,6 @@ class SharedStoreError(BlockMgrError):
         self.address, self.problem = address, problem
         super().__init__(f"shared store {address}: {problem}")
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.address, self.problem)
-
 
 class SlabError(BlockMgrError):
     """The file at this path cannot be opened as a slab, and is as it was before.
@@ -35,18 +32,12 @@ class SlabError(BlockMgrError):
         self.path, self.problem = path, problem
         super().__init__(f"slab {path}: {problem}")
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.path, self.problem)
-
 
 class SlabHeldError(SlabError):
     """Another process, or another object in this one, has the slab open."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "it is open already; each engine needs a slab of its own")
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.path,)
 
 
 class SlabMismatchError(SlabError):
@@ -65,9 +56,6 @@ class SlabMismatchError(SlabError):
             f"it was made for {field} {found!r}, not {wanted!r}; remove it, or use another path",
         )
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.path, self.field, self.found, self.wanted)
-
 
 class SlabSpaceError(SlabError):
     """The file system has no room for the slab.
@@ -80,6 +68,3 @@ class SlabSpaceError(SlabError):
     def __init__(self, path: str, needed: int, available: int) -> None:
         self.needed, self.available = needed, available
         super().__init__(path, f"it needs {needed} bytes, and {available} are free")
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.path, self.needed, self.available)

@@ -6,8 +6,8 @@ import os
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Self, Unpack
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from blockmgr import _core
 from blockmgr.arguments import integer, real, truth, whole
@@ -37,15 +37,50 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Sequence as IntSequence
 
-    import numpy as np
-    import numpy.typing as npt
-
     from blockmgr.blocks import Match, Priority
     from blockmgr.event_columns import Events
     from blockmgr.manager import Blocks
     from blockmgr.tokens import Extras, Ints, Tokens
 
 __all__ = ["TieredManager"]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def _in_turn(call: F, how: str) -> F:
+    """A call of ``BlockManager`` that waits for those of other threads."""
+
+    @wraps(call)
+    def alone(self: TieredManager, *args: Any, **kwargs: Any) -> Any:
+        with self._turn():
+            return call(self, *args, **kwargs)
+
+    alone.__doc__ = f"``BlockManager.{call.__name__}``, {how}."
+    return cast("F", alone)
+
+
+def _while_settled(call: F) -> F:
+    """A call of ``BlockManager`` that is refused while its sequence waits for a load."""
+
+    @wraps(call)
+    def settled(self: TieredManager, handle: int, *args: Any, **kwargs: Any) -> Any:
+        with self._settled(handle):
+            return call(self, handle, *args, **kwargs)
+
+    settled.__doc__ = f"``BlockManager.{call.__name__}``; ``StepError`` while the sequence loads."
+    return cast("F", settled)
+
+
+def _while_all_settled(call: F) -> F:
+    """The same of a call for several sequences."""
+
+    @wraps(call)
+    def settled(self: TieredManager, handles: Ints, *args: Any, **kwargs: Any) -> Any:
+        with self._turn(), self._settled(*self._named(handles)):
+            return call(self, handles, *args, **kwargs)
+
+    settled.__doc__ = f"``BlockManager.{call.__name__}``; ``StepError`` while one of them loads."
+    return cast("F", settled)
 
 
 class TieredManager(BlockManager):
@@ -61,7 +96,8 @@ class TieredManager(BlockManager):
             manager.stores_done(transfer.ticket, num_written)
 
     A sequence that waits for a load can be freed, preempted and retained: other calls that change
-    it raise ``StepError`` until its tickets are resolved. No call waits for a tier.
+    it raise ``StepError`` until its tickets are resolved. No call waits for a tier. In a forked
+    process, every call raises ``ForkError``. A value of the wrong type raises ``TypeError``.
 
     Each tier holds prefixes from their beginning, and evicts by itself. Its quotas are those of the
     manager, in proportion. With ``min_partial_tokens``, it holds the ends of sequences, too: their
@@ -211,16 +247,10 @@ class TieredManager(BlockManager):
     ) -> TierMatch:
         """What ``admit(load=True)`` would find on the device and in tiers; changes nothing.
 
-        Args:
-            tokens: As in ``match``.
-            namespace: As in ``match``.
-            extras: As in ``match``.
-            max_cached_tokens: As in ``match``.
+        Its arguments are those of ``match``.
 
         Raises:
             ValueError: A value out of its bounds.
-            TypeError: A value of the wrong type.
-            ForkError: The process was forked.
         """
         with self._turn():
             prompt = _as_prompt(tokens, namespace, extras)
@@ -247,22 +277,12 @@ class TieredManager(BlockManager):
         shorter; if that does not help, there is none. Whether a load began shows in ``is_loading``.
         With several groups of layers, a shorter load ends where prompts can continue as well.
 
-        Args:
-            tokens: As in ``BlockManager.admit``.
-            namespace: As in ``BlockManager.admit``.
-            extras: As in ``BlockManager.admit``.
-            num_slots: As in ``BlockManager.admit``.
-            read_cache: As in ``BlockManager.admit``; without it nothing is loaded.
-            match: As in ``BlockManager.admit``; not with ``load``.
-            max_cached_tokens: As in ``BlockManager.admit``; what is loaded counts.
-            watermark_blocks: As in ``BlockManager.admit``.
-            session: As in ``BlockManager.admit``.
-            num_loaded_tokens: As in ``BlockManager.admit``; not with ``load``.
-            load: Whether to load; or a result of ``match_tiers``: load as much, or raise.
+        With ``load``, there is no ``match`` and no ``num_loaded_tokens``, and what is loaded counts
+        for ``max_cached_tokens``. A result of ``match_tiers`` as ``load`` loads as much, or raises.
+        Without ``read_cache``, nothing is loaded.
 
         Raises:
             StaleMatchError: Less is there than ``load`` found.
-            ForkError: The process was forked.
             Exception: As ``BlockManager.admit``.
         """
         with self._turn():
@@ -363,18 +383,13 @@ class TieredManager(BlockManager):
         For prompts that enter a queue: the copy needs no block of the device. A shared store is
         asked first, as in ``look_up``.
 
-        Args:
-            tokens: As in ``match``.
-            namespace: As in ``match``.
-            extras: As in ``match``.
+        Its arguments are those of ``match``.
 
         Returns:
             The number of the look-up, for ``is_looking_up``; 0 if there is none.
 
         Raises:
             ValueError: A value out of its bounds.
-            TypeError: A value of the wrong type.
-            ForkError: The process was forked.
         """
         with self._turn():
             prompt = _as_prompt(tokens, namespace, extras)
@@ -393,18 +408,13 @@ class TieredManager(BlockManager):
 
         For prompts that enter a queue. An admission loads what is known by then, and never waits.
 
-        Args:
-            tokens: As in ``match``.
-            namespace: As in ``match``.
-            extras: As in ``match``.
+        Its arguments are those of ``match``.
 
         Returns:
             The number of the look-up, for ``is_looking_up``; 0 if there is nothing to ask.
 
         Raises:
             ValueError: A value out of its bounds.
-            TypeError: A value of the wrong type.
-            ForkError: The process was forked.
         """
         with self._turn():
             prompt = _as_prompt(tokens, namespace, extras)
@@ -415,12 +425,7 @@ class TieredManager(BlockManager):
         return max(found.device.num_cached_tokens, *found.num_tier_tokens) // self.config.block_size
 
     def is_looking_up(self, ticket: int) -> bool:
-        """Whether a look-up has no answer yet.
-
-        Raises:
-            TypeError: ``ticket`` is not an int.
-            ForkError: The process was forked.
-        """
+        """Whether a look-up has no answer yet."""
         with self._turn():
             return integer("ticket", ticket) in self._lookups.open
 
@@ -433,8 +438,6 @@ class TieredManager(BlockManager):
 
         Raises:
             ValueError: ``now`` is too large.
-            TypeError: ``now`` is not a number.
-            ForkError: The process was forked.
         """
         with self._turn():
             return tuple(self._lookups.take(None if now is None else real("now", now)))
@@ -453,8 +456,6 @@ class TieredManager(BlockManager):
         Raises:
             TicketError: The look-up was never taken, or is resolved.
             ValueError: There are more answers than keys.
-            TypeError: A value of the wrong type.
-            ForkError: The process was forked.
         """
         with self._turn():
             return self._lookups.done(ticket, has)
@@ -469,8 +470,6 @@ class TieredManager(BlockManager):
 
         Raises:
             ValueError: ``deadline`` is too large.
-            TypeError: ``deadline`` is not a number.
-            ForkError: The process was forked.
         """
         with self._turn():
             due = None if deadline is None else real("deadline", deadline)
@@ -497,8 +496,6 @@ class TieredManager(BlockManager):
             TicketError: The ticket was never taken, is resolved, or is a store's.
             StepError: As ``commit``; the ticket stays open.
             ValueError: ``n`` is more than the transfer has.
-            TypeError: A value of the wrong type.
-            ForkError: The process was forked.
         """
         with self._turn():
             known, count = self._tickets.get(ticket, n, is_load=True)
@@ -513,8 +510,6 @@ class TieredManager(BlockManager):
 
         Raises:
             ValueError: ``now`` is too large.
-            TypeError: ``now`` is not a number.
-            ForkError: The process was forked.
         """
         with self._turn():
             return self._loads.late(real("now", now))
@@ -533,8 +528,6 @@ class TieredManager(BlockManager):
 
         Raises:
             ValueError: ``most_blocks`` below 0.
-            TypeError: ``most_blocks`` is not an int.
-            ForkError: The process was forked.
 
         Cost: O(blocks at the cold end), and O(blocks) of each prefix that a tier may lack.
         """
@@ -560,8 +553,6 @@ class TieredManager(BlockManager):
         Raises:
             TicketError: The ticket was never taken, is resolved, or is a load's.
             ValueError: ``n`` is more than the transfer has.
-            TypeError: A value of the wrong type.
-            ForkError: The process was forked.
         """
         with self._turn():
             known, count = self._tickets.get(ticket, n, is_load=False)
@@ -582,8 +573,6 @@ class TieredManager(BlockManager):
             TicketError: The ticket was never taken, is resolved, or is a load's.
             OSError: After a reset, what was written could not be erased; the ticket stays open.
             ValueError: ``n`` is more than the transfer has.
-            TypeError: A value of the wrong type.
-            ForkError: The process was forked.
         """
         with self._turn():
             known, count = self._tickets.get(ticket, n, is_load=False)
@@ -596,8 +585,6 @@ class TieredManager(BlockManager):
 
         Raises:
             TicketError: The ticket was never taken, or is resolved.
-            TypeError: ``ticket`` is not an int.
-            ForkError: The process was forked.
         """
         with self._turn():
             known = self._tickets.open.get(integer("ticket", ticket))
@@ -619,7 +606,6 @@ class TieredManager(BlockManager):
 
         Raises:
             OSError: A slab could not be reset; the device is as it was.
-            ForkError: The process was forked.
             Exception: As ``BlockManager.reset_prefix_cache``.
         """
         with self._turn():
@@ -640,7 +626,6 @@ class TieredManager(BlockManager):
 
         Raises:
             OSError: A slab could not be written; no prompt finds less than before.
-            ForkError: The process was forked.
             Exception: As ``BlockManager.retire``.
         """
         with self._turn():
@@ -662,7 +647,6 @@ class TieredManager(BlockManager):
 
         Raises:
             OSError: A slab could not be written; no prompt finds less than before.
-            ForkError: The process was forked.
             Exception: As ``BlockManager.forget``.
         """
         with self._turn():
@@ -687,16 +671,10 @@ class TieredManager(BlockManager):
         before.
 
         Raises:
-            ForkError: The process was forked.
             Exception: As ``BlockManager.shrink``.
         """
         with self._turn():
             return super().shrink(num_blocks)
-
-    def grow(self, num_blocks: int) -> None:
-        """``BlockManager.grow`` of the device."""
-        with self._turn():
-            super().grow(num_blocks)
 
     def retain_prefix(
         self,
@@ -713,7 +691,6 @@ class TieredManager(BlockManager):
             The number of leading blocks that are cached on the device.
 
         Raises:
-            ForkError: The process was forked.
             Exception: As ``BlockManager.retain_prefix``.
         """
         with self._turn():
@@ -747,7 +724,6 @@ class TieredManager(BlockManager):
         that a query right behind it reads of it.
 
         Raises:
-            ForkError: The process was forked.
             Exception: As ``BlockManager.take_events``.
         """
         with self._turn():
@@ -781,7 +757,6 @@ class TieredManager(BlockManager):
         Raises:
             StepError: A transfer is under way; ``Mover.drain`` first. Nothing is closed.
             OSError: An order could not be written. All slabs are closed.
-            ForkError: The process was forked.
         """
         with self._turn():
             if any(ticket.is_taken for ticket in self._tickets.open.values()):
@@ -799,77 +774,20 @@ class TieredManager(BlockManager):
 
     # Calls that a loading sequence refuses, and those that end it.
 
-    def reserve(self, handle: int, num_slots: int) -> None:
-        """``BlockManager.reserve``; ``StepError`` while the sequence loads."""
-        with self._settled(handle):
-            super().reserve(handle, num_slots)
+    append = _while_settled(BlockManager.append)
+    cache_state = _while_settled(BlockManager.cache_state)
+    commit = _while_settled(BlockManager.commit)
+    decode = _while_all_settled(BlockManager.decode)
+    fork = _while_settled(BlockManager.fork)
+    mark_state_moved = _while_settled(BlockManager.mark_state_moved)
+    place_state = _while_settled(BlockManager.place_state)
+    reparent = _while_all_settled(BlockManager.reparent)
+    reserve = _while_settled(BlockManager.reserve)
+    truncate = _while_settled(BlockManager.truncate)
 
-    def append(self, handle: int, tokens: Tokens) -> None:
-        """``BlockManager.append``; ``StepError`` while the sequence loads."""
-        with self._settled(handle):
-            super().append(handle, tokens)
-
-    def commit(self, handle: int, num_computed_tokens: int) -> None:
-        """``BlockManager.commit``; ``StepError`` while the sequence loads."""
-        with self._settled(handle):
-            super().commit(handle, num_computed_tokens)
-
-    def decode(
-        self, handles: IntSequence[int] | npt.NDArray[np.int64], tokens: Tokens
-    ) -> npt.NDArray[np.int64]:
-        """``BlockManager.decode``; ``StepError`` while one of the sequences loads."""
-        with self._turn(), self._settled(*self._named(handles)):
-            return super().decode(handles, tokens)
-
-    def truncate(self, handle: int, num_tokens: int) -> int:
-        """``BlockManager.truncate``; ``StepError`` while the sequence loads."""
-        with self._settled(handle):
-            return super().truncate(handle, num_tokens)
-
-    def fork(self, handle: int, n: int = 1) -> list[int]:
-        """``BlockManager.fork``; ``StepError`` while the sequence loads."""
-        with self._settled(handle):
-            return super().fork(handle, n)
-
-    def cache_state(self, handle: int) -> bool:
-        """``BlockManager.cache_state``; ``StepError`` while the sequence loads."""
-        with self._settled(handle):
-            return super().cache_state(handle)
-
-    def mark_state_moved(self, handle: int) -> None:
-        """``BlockManager.mark_state_moved``; ``StepError`` while the sequence loads."""
-        with self._settled(handle):
-            super().mark_state_moved(handle)
-
-    def place_state(self, handle: int, slot: int) -> None:
-        """``BlockManager.place_state``; ``StepError`` while the sequence loads."""
-        with self._settled(handle):
-            super().place_state(handle, slot)
-
-    def reparent(
-        self,
-        handles: IntSequence[int] | npt.NDArray[np.int64],
-        parents: IntSequence[int] | npt.NDArray[np.int64],
-    ) -> None:
-        """``BlockManager.reparent``; ``StepError`` while one of the sequences loads."""
-        with self._turn(), self._settled(*self._named(handles)):
-            super().reparent(handles, parents)
-
-    def resume(self, handle: int, *, num_slots: int | None = None, read_cache: bool = True) -> None:
-        """``BlockManager.resume``, which loads nothing."""
-        with self._turn():
-            super().resume(handle, num_slots=num_slots, read_cache=read_cache)
-
-    def resume_together(
-        self,
-        handles: IntSequence[int] | npt.NDArray[np.int64],
-        *,
-        num_slots: int | None = None,
-        read_cache: bool = True,
-    ) -> None:
-        """``BlockManager.resume_together``, which loads nothing."""
-        with self._turn():
-            super().resume_together(handles, num_slots=num_slots, read_cache=read_cache)
+    resume = _in_turn(BlockManager.resume, "which loads nothing")
+    resume_together = _in_turn(BlockManager.resume_together, "which loads nothing")
+    grow = _in_turn(BlockManager.grow, "of the device")
 
     def free(
         self, handle: int, *, expect_reuse: bool | None = None, withdraw: bool = False

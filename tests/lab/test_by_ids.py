@@ -277,14 +277,6 @@ def test_a_pool_without_blocks_is_refused_as_by_a_manager(num_blocks: int) -> No
     assert str(fast.value) == str(slow.value)
 
 
-def test_progress_is_told_of_each_request() -> None:
-    trace = sessions(Random(1), 50)
-    config = ReplayConfig(block_size=4)
-    told: list[None] = []
-    by_ids(trace, config).replay(100, config, progress=lambda: told.append(None))
-    assert len(told) == 50
-
-
 def test_columns_of_a_file_are_those_of_its_requests() -> None:
     trace = read_trace(TRACES / "mooncake.jsonl")
     other = Trace(trace.name, tuple(trace.requests))

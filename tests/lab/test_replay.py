@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockmgr.lab.replay import EventLoop, ReplayConfig, ReplayResult, held_blocks, replay
+from blockmgr.lab.replay import ReplayConfig, ReplayResult, held_blocks, replay
 from blockmgr.lab.study import attainable
 from blockmgr.lab.trace import Request, Trace
 from tests.lab.conftest import MakeRequest, MakeTrace
@@ -441,10 +440,14 @@ def test_progress_is_told_of_every_request(make_trace: MakeTrace) -> None:
     assert len(told) == 3
 
 
-def test_host_time_is_read_off_the_clock_and_not_compared(make_trace: MakeTrace) -> None:
+def test_host_time_is_the_processors_for_this_thread_and_not_compared(
+    make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ticks = iter(range(100))
     trace = make_trace([1], [2])
-    result = replay(trace, 4, ONE_AT_A_TIME, clock=lambda: float(next(ticks)))
+    # Not wall time, which includes other processes.
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
+    result = replay(trace, 4, ONE_AT_A_TIME)
     # Two admissions and two ends, of one tick each.
     assert result.host_s == 4.0
     assert result == replace(result, host_s=7.0)
@@ -463,9 +466,3 @@ def test_host_time_is_read_off_the_clock_and_not_compared(make_trace: MakeTrace)
 def test_a_setting_out_of_its_bounds_is_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ReplayConfig(**changes)  # type: ignore[arg-type]
-
-
-def test_host_time_is_the_processors_for_this_thread() -> None:
-    """Not wall time, which includes other processes."""
-    for call in (replay, EventLoop):
-        assert inspect.signature(call).parameters["clock"].default is time.thread_time

@@ -118,7 +118,7 @@ class Radix:
 
     def check(self) -> None:
         self.cache.check_integrity()
-        drawn = radix.format_tree(self.cache, max_depth=99)
+        drawn = radix.format_tree(self.cache)
         sizes = self.cache.manager.size_info
         assert drawn.startswith(f"root: {sizes.evictable_size} evictable, {sizes.protected_size} p")
         if "…" not in drawn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -180,16 +179,17 @@ def test_a_request_knows_its_length() -> None:
     assert (req.input_len, req.cache_handle, req.max_tokens) == (3, None, 1024)
 
 
-def test_the_tree_is_printed_with_its_forks_locks_and_leaves() -> None:
+def test_the_tree_is_printed_with_its_forks_locks_and_leaves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     cache = CacheManager(None, num_pages=16)
     cache.free_and_cache_finished_req(root(cache), [1, 3, 6, 7, 9, 77], cache.allocate(6))
     handle, indices = cache.match_req(request(1, 3, 6, 7, 87, 66))
     cache.lock(handle)
     fresh = cache.allocate(2)
-    text = io.StringIO()
-    print_tree(cache, file=text)
+    print_tree(cache)
     a, b = indices.tolist(), cache.manager.match_prefix([1, 3, 6, 7, 9, 77]).indices.tolist()[4:]
-    assert text.getvalue() == (
+    assert capsys.readouterr().out == (
         "root: 2 evictable, 4 protected\n"
         f"└── tokens 1 3 6 7, slots {a[0]} {a[1]} {a[2]} {a[3]}, 1 lock\n"
         f"    └── tokens 9 77, slots {b[0]} {b[1]}, no locks, leaf\n"
@@ -202,17 +202,11 @@ def test_the_tree_is_printed_with_its_forks_locks_and_leaves() -> None:
     ]
 
 
-def test_long_and_deep_trees_are_cut_where_they_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_nodes_are_cut_where_they_say_so() -> None:
     cache = RadixCacheManager(None, num_pages=3_010)
     cache.insert_prefix(range(3_000), range(3_000))
     for depth in range(3):
         cache.insert_prefix([*range(depth + 1), 9], [*range(depth + 1), 3_000 + depth])
-    print_tree(cache, max_depth=1)
-    assert capsys.readouterr().out.splitlines() == [
-        "root: 3003 evictable, 0 protected",
-        "└── tokens 0, slots 0, no locks",
-        "    └── 6 more below",
-    ]
     assert "tokens 3 4 5 6 7 8 9 10 … (2997)" in format_tree(cache)
 
 

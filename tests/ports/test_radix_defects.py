@@ -316,7 +316,6 @@ WRONG: dict[str, tuple[Callable[[World], object], type[Exception], str]] = {
         for name, call in {
             "needed_len": lambda w, n: w.cache.allocate(n),
             "size": lambda w, n: w.tree.evict(n),
-            "max_depth": lambda w, n: format_tree(w.cache, max_depth=n),
         }.items()
     },
     "draw a dictionary": (lambda w: format_tree({}), TypeError, "must be a radix cache"),

@@ -123,7 +123,7 @@ def test_whole_digests_and_older_arrays_are_options() -> None:
     assert events[0][2:] == [None, PROMPT, 4, None, "GPU"]
     again = decode(payload)
     assert [type(event).__name__ for event in again.events] == [
-        "LongBlockStored", "LongBlockRemoved", "OldBlocksCleared",
+        "OldBlockStored", "OldBlockRemoved", "OldBlocksCleared",
     ]  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def test_arrays_tell_of_whole_prefixes_alone() -> None:
     events = [event._replace(group=g) for event in small_run() for g in range(3)]
     [payload] = encoder.batches(events, 0.0)
     names = [type(event).__name__ for event in decode(payload).events]
-    assert names == ["LongBlockStored", "LongBlockRemoved", *["OldBlocksCleared"] * 3]
+    assert names == ["OldBlockStored", "OldBlockRemoved", *["OldBlocksCleared"] * 3]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 
 from blockmgr import BlockManager
 from blockmgr.config import EVICTION_POLICIES
-from blockmgr.lab.choices import parse_policies
 from tests.fingerprints import core_testing
 from tests.reference_policies import REFERENCES
 from tests.unit.engine import cache, serve
@@ -134,16 +133,3 @@ def test_blocks_in_use_are_met_once() -> None:
 
 def test_every_policy_has_a_reference() -> None:
     assert set(REFERENCES) == set(EVICTION_POLICIES)
-
-
-@pytest.mark.parametrize(
-    ("name", "instead"), [("sieve", "s3fifo"), ("slru", "arc"), ("adaptive", "lru', or 'arc")]
-)
-def test_a_policy_that_was_removed_is_refused_with_what_to_use_instead(
-    name: str, instead: str
-) -> None:
-    message = f"{name} was removed, use '{instead}'"
-    with pytest.raises(ValueError, match=message):
-        BlockManager(8, 2, eviction=name)
-    with pytest.raises(ValueError, match=message):
-        parse_policies(f"lru,{name}")

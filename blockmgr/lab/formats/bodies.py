@@ -110,14 +110,14 @@ def asked(record: Record, reading: Reading) -> tuple[dict[str, Any], list[Asked]
     """
     row = record.object()
     bodies = [row, *(row[name] for name in BODIES if isinstance(row.get(name), dict))]
-    body = next((one for one in bodies if any(one.get(name) is not None for name in PROMPTS)), None)
-    if body is None:
+    found = ((one, [name for name in PROMPTS if one.get(name) is not None]) for one in bodies)
+    body, names = next((each for each in found if each[1]), (row, []))
+    if not names:
         expected = f"a prompt in {', '.join(PROMPTS)}"
         raise record.error("", "no prompt", expected)
-    used = next(name for name in PROMPTS if body.get(name) is not None)
-    for other in PROMPTS:
-        if other != used and body.get(other) is not None:
-            reading.notes.not_read(other)
+    used, *others = names
+    for other in others:
+        reading.notes.not_read(other)
     if used in TEXTS:
         for name in ("system", "instructions", "tools"):
             if body.get(name) is not None or row.get(name) is not None:
@@ -259,6 +259,28 @@ def _tools(record: Record, tools: Any) -> Any:
     return found
 
 
+def _function_call(record: Record, item: dict[str, Any]) -> dict[str, Any]:
+    call = {"name": item.get("name"), "arguments": item.get("arguments")}
+    return _said("assistant", "", calls=[_call(record, {"function": call})])
+
+
+def _function_call_output(record: Record, item: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "tool", "content": text_of(record, "output", item.get("output"))}
+
+
+def _reasoning(record: Record, item: dict[str, Any]) -> dict[str, Any]:
+    parts = item.get("content") or item.get("summary")
+    return _said("assistant", "", thoughts=text_of(record, "summary", parts))
+
+
+RESPONSE_ITEMS: Final = {
+    "function_call": _function_call,
+    "function_call_output": _function_call_output,
+    "reasoning": _reasoning,
+}
+"""Items of a response that are no messages, by type."""
+
+
 def normal(record: Record, reading: Reading, field_name: str, item: Any) -> Messages:
     """A message, or an item of a response, as messages for a chat template.
 
@@ -267,15 +289,8 @@ def normal(record: Record, reading: Reading, field_name: str, item: Any) -> Mess
     """
     if not isinstance(item, dict):
         raise record.error(field_name, f"message {shown(item)}", "an object with a role")
-    kind = item.get("type")
-    if kind == "function_call":
-        call = {"name": item.get("name"), "arguments": item.get("arguments")}
-        return [_said("assistant", "", calls=[_call(record, {"function": call})])]
-    if kind == "function_call_output":
-        return [{"role": "tool", "content": text_of(record, "output", item.get("output"))}]
-    if kind == "reasoning":
-        parts = item.get("content") or item.get("summary")
-        return [_said("assistant", "", thoughts=text_of(record, "summary", parts))]
+    if (read := RESPONSE_ITEMS.get(str(item.get("type")))) is not None:
+        return [read(record, item)]
     role = item.get("role")
     if not isinstance(role, str):
         raise record.error(field_name, f"message {shown(item)}", "an object with a role")

@@ -197,24 +197,15 @@ class Engine(NotCopied):
             ReentrancyError: The engine is inside another call.
         """
         prompts = listed("prompts", prompts)
-        if sampling is None or isinstance(sampling, Sampling):
-            sampling = [sampling or Sampling()] * len(prompts)
-        sampling = listed("sampling", sampling)
+        samplings = _one_for_each(sampling, len(prompts))
         if on_token is not None and not callable(on_token):
             raise TypeError(f"on_token must be callable, got {on_token!r}")
-        if len(sampling) != len(prompts):
-            raise ValueError(
-                f"sampling must be one for each of {len(prompts)} prompts, got {len(sampling)}"
-            )
-        for how in sampling:
-            if not isinstance(how, Sampling):
-                raise TypeError(f"sampling must be Sampling, got {type(how).__name__}")
         jobs = []
-        for i, (prompt, how) in enumerate(zip(prompts, sampling, strict=True)):
+        for i, (prompt, how) in enumerate(zip(prompts, samplings, strict=True)):
             tokens = self._checked(i, prompt, how.max_new_tokens, rows=how.n, apart=1)
             stops = self.model.stop_token_ids if how.stop_token_ids is None else how.stop_token_ids
             jobs.append(SampleJob(tokens, how, (i, 0), frozenset(stops), self.model.device))
-        total = sum(how.n * how.max_new_tokens for how in sampling)
+        total = sum(how.n * how.max_new_tokens for how in samplings)
         with token_bar(total, wanted=progress) as show:
             done = self._scheduler.run(jobs, on_token, show)
         samples: list[list[Any]] = [[] for _ in prompts]
@@ -363,6 +354,22 @@ class Engine(NotCopied):
     def _first_slots(self, tokens: list[int]) -> int:
         """The slots to request first: with groups, a chunk may shrink to a single token."""
         return 1 if self.manager.config.groups else len(tokens)
+
+
+def _one_for_each(
+    sampling: Sampling | Sequence[Sampling] | None, num_prompts: int
+) -> list[Sampling]:
+    if sampling is None or isinstance(sampling, Sampling):
+        return [sampling or Sampling()] * num_prompts
+    found = listed("sampling", sampling)
+    if len(found) != num_prompts:
+        raise ValueError(
+            f"sampling must be one for each of {num_prompts} prompts, got {len(found)}"
+        )
+    for how in found:
+        if not isinstance(how, Sampling):
+            raise TypeError(f"sampling must be Sampling, got {type(how).__name__}")
+    return found
 
 
 def _as_list(tokens: Sequence[int], name: str) -> list[int]:

@@ -464,9 +464,12 @@ class Scheduler:
         if preemptions != self.tally.preemptions:
             kept = [i for i, sample in enumerate(samples) if sample in self._running]
             samples, rows = [samples[i] for i in kept], [rows[i] for i in kept]
-        if not samples:
-            return
-        for sample, token in zip(samples, choose_tokens(logits[rows], samples), strict=True):
+        if samples:
+            self._sample(samples, logits[rows])
+
+    def _sample(self, samples: list[SampleJob], logits: torch.Tensor) -> None:
+        """Gives each sample its next token, and removes those that end with it."""
+        for sample, token in zip(samples, choose_tokens(logits, samples), strict=True):
             streamed = sample.accept(token)
             if self._on_token is not None:
                 self._on_token(streamed)

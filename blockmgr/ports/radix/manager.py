@@ -15,7 +15,7 @@ from blockmgr.ports.radix.pages import on_host, pages_of, slots_of
 from blockmgr.ports.radix.tree import MAX_SLOTS, RadixCacheManager, RadixPrefixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from blockmgr.policy import PolicyFactory
     from blockmgr.ports.radix.base import PrefixMatch
@@ -176,12 +176,9 @@ class CacheManager(PageKeeper):
         num_pages: int,
         page_size: int = 1,
         *,
-        digest: str | Callable[[bytes], bytes] = "xxh3_128",
         eviction: str | PolicyFactory = "lru",
     ) -> None:
-        self.manager = RadixCacheManager(
-            device, num_pages, page_size, digest=digest, eviction=eviction
-        )
+        self.manager = RadixCacheManager(device, num_pages, page_size, eviction=eviction)
         super().__init__(self.manager)
 
     @exclusive
@@ -317,7 +314,6 @@ class PagedCacheManager(PageKeeper):
         page_table: ``int32[rows, columns]``, the slot of each token of each request: a NumPy array,
             or a torch tensor on any device. It belongs to the caller, and is written in place.
         type: ``"radix"``; there is no other kind here.
-        digest: As in ``ManagerConfig``.
         eviction: As in ``ManagerConfig``.
 
     Raises:
@@ -352,7 +348,6 @@ class PagedCacheManager(PageKeeper):
         page_table: Any,
         type: str = "radix",
         *,
-        digest: str | Callable[[bytes], bytes] = "xxh3_128",
         eviction: str | PolicyFactory = "lru",
     ) -> None:
         if type != "radix":
@@ -360,9 +355,7 @@ class PagedCacheManager(PageKeeper):
         if getattr(page_table, "ndim", None) != 2 or not str(page_table.dtype).endswith("int32"):
             raise ValueError("page_table must be an int32 array or tensor of two dimensions")
         device = page_table.device if hasattr(page_table, "detach") else None
-        self.prefix_cache = RadixPrefixCache(
-            device, num_pages, page_size, digest=digest, eviction=eviction
-        )
+        self.prefix_cache = RadixPrefixCache(device, num_pages, page_size, eviction=eviction)
         self.page_table = page_table
         super().__init__(self.prefix_cache)
 

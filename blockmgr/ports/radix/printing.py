@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.arguments import whole
 from blockmgr.ports.radix.manager import PageKeeper
 from blockmgr.ports.radix.pages import slots_of
 from blockmgr.ports.radix.tree import RadixTree
@@ -22,9 +21,7 @@ __all__ = ["format_tree", "print_tree"]
 MOST_SHOWN = 8
 
 
-def format_tree(
-    cache: RadixTree | PageKeeper, *, max_depth: int = 10, namespace: bytes = b""
-) -> str:
+def format_tree(cache: RadixTree | PageKeeper, *, namespace: bytes = b"") -> str:
     """The tree as text, one line per node: its tokens, its slots, the locks at or below it.
 
     A node is a run of pages without a branch, whichever calls inserted them. Children are sorted by
@@ -32,13 +29,11 @@ def format_tree(
 
     Args:
         cache: The cache to print.
-        max_depth: Most levels of nodes to show; deeper nodes are only counted.
         namespace: Namespace whose nodes are shown; the sizes in the first line cover all
             namespaces.
 
     Raises:
-        ValueError: ``max_depth`` below 0.
-        TypeError: ``max_depth`` is not an int, or ``cache`` no radix cache.
+        TypeError: ``cache`` is no radix cache.
 
     Cost: O(pages in the tree). For debugging and tests.
 
@@ -52,43 +47,33 @@ def format_tree(
         ├── tokens 9, slots 3, no locks, leaf
         └── tokens 87, slots 4, no locks, leaf
     """
-    whole("max_depth", max_depth, 0)
     tree = cache._tree if isinstance(cache, PageKeeper) else cache
     if not isinstance(tree, RadixTree):
         raise TypeError(f"cache must be a radix cache, got {cache!r}")
     with tree._mutex:
         size = tree.size_info
         lines = [f"root: {size.evictable_size} evictable, {size.protected_size} protected"]
-        lines += _lines(tree.pool, namespace, max_depth)
+        lines += _lines(tree.pool, namespace)
     return "\n".join(lines)
 
 
-def print_tree(
-    cache: RadixTree | PageKeeper,
-    *,
-    max_depth: int = 10,
-    namespace: bytes = b"",
-    file: TextIO | None = None,
-) -> None:
-    """Prints ``format_tree`` to a file, by default to standard output."""
-    print(format_tree(cache, max_depth=max_depth, namespace=namespace), file=file)
+def print_tree(cache: RadixTree | PageKeeper) -> None:
+    """Prints ``format_tree`` to standard output."""
+    print(format_tree(cache))
 
 
-def _lines(pool: BlockPool, namespace: bytes, max_depth: int) -> Iterator[str]:
+def _lines(pool: BlockPool, namespace: bytes) -> Iterator[str]:
     runs = _runs(pool, namespace)
-    # A run by its first page, what its line and its children's lines begin with, its depth.
-    stack = [(-1, "", "", 0)]
+    # A run by its first page, and what its line and its children's lines begin with.
+    stack = [(-1, "", "")]
     while stack:
-        head, connector, indent, depth = stack.pop()
+        head, connector, indent = stack.pop()
         below = runs[head].children
         if head >= 0:
             yield connector + _describe(pool, runs[head])
-        if below and depth == max_depth:
-            yield f"{indent}└── {runs[head].num_below} more below"
-            continue
         for child in reversed(below):
             branch, space = ("└── ", "    ") if child == below[-1] else ("├── ", "│   ")
-            stack.append((child, indent + branch, indent + space, depth + 1))
+            stack.append((child, indent + branch, indent + space))
 
 
 @dataclass
@@ -99,7 +84,6 @@ class _Run:
     children: list[int]
     """The first pages of the runs that continue it."""
     locks: int = 0
-    num_below: int = 0
 
 
 def _runs(pool: BlockPool, namespace: bytes) -> dict[int, _Run]:
@@ -118,7 +102,6 @@ def _runs(pool: BlockPool, namespace: bytes) -> dict[int, _Run]:
         below = [runs[child] for child in run.children]
         own = pool.ref_count(run.pages[-1]) if run.pages else 0
         run.locks = own + sum(child.locks for child in below)
-        run.num_below = len(below) + sum(child.num_below for child in below)
     return runs
 
 

@@ -21,8 +21,6 @@ from blockmgr.ports.radix.base import (
 from blockmgr.ports.radix.pages import checked_device, on_host, pages_of, slots_of, to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from blockmgr.policy import PolicyFactory
     from blockmgr.ports.radix.pages import Ids, Pages
 
@@ -49,7 +47,6 @@ class RadixTree:
         num_pages: int,
         page_size: int = 1,
         *,
-        digest: str | Callable[[bytes], bytes] = "xxh3_128",
         eviction: str | PolicyFactory = "lru",
     ) -> None:
         most = 2**31 // whole("page_size", page_size, 1)  # slots are int32
@@ -58,7 +55,7 @@ class RadixTree:
                 f"num_pages must be at most {most} with pages of {page_size}, got {num_pages}"
             )
         self.device = checked_device(device)
-        self.pool = BlockPool(num_pages, page_size, digest=digest, eviction=eviction)
+        self.pool = BlockPool(num_pages, page_size, eviction=eviction)
         self.page_size = page_size
         self.root_node = RadixNode(-1, 0, self)
         self._locks: dict[RadixCacheHandle, int] = {}
@@ -248,7 +245,6 @@ class RadixCacheManager(RadixTree):
         device: Device of results, as torch tensors; None for NumPy arrays on the host.
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
-        digest: As in ``ManagerConfig``.
         eviction: As in ``ManagerConfig``.
 
     Raises:
