@@ -741,13 +741,31 @@ class World:
             request = self.scheduler.requests.get(name)
             if request is None or request.is_finished():
                 continue
+            tables = manager.get_block_ids(name)
             if self.luck.random() < 0.2:
-                received.failed_recving.add(name)
-                self.bring(name, manager.get_block_ids(name), start, stop, is_wrong=True)
+                self.fail(name, tables, start, stop, received)
             else:
-                self.bring(name, manager.get_block_ids(name), start, stop)
+                self.bring(name, tables, start, stop)
                 self.tally.loaded += stop - start
         return received
+
+    def fail(
+        self,
+        name: str,
+        tables: Sequence[list[int]],
+        start: int,
+        stop: int,
+        received: KVConnectorOutput,
+    ) -> None:
+        """A load fails; with full attention alone, a connector may tell from which block on."""
+        self.bring(name, tables, start, stop, is_wrong=True)
+        if self.settings.layers != FULL or self.more.random() < 0.5:
+            received.failed_recving.add(name)
+            return
+        [table], [size] = tables, self.settings.sizes
+        first = self.more.randrange(start // size, -(-stop // size))
+        received.invalid_block_ids.update(table[first : -(-stop // size)])
+        self.bring(name, tables, start, max(start, first * size))
 
     def bring(
         self,
