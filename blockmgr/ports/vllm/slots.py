@@ -36,11 +36,11 @@ class Slots:
         size: Tokens per column.
         drafts: Most drafts of a step.
         first: The column of the first slot.
-        loaded: The column that a load in the first step writes; it names the first slot, too.
         computed: Tokens that are right after the steps whose outcome is known; below 0: unknown.
         state: The last whole state that these steps left; None if that is unknown.
         steps: Tokens and drafts of each step that was launched since.
         spare: Drafts of the last step before them that do not count as right.
+        loaded: The column that a load in the first step writes; it names the first slot, too.
     """
 
     size: int
@@ -50,7 +50,7 @@ class Slots:
     state: WholeState | None
     steps: list[tuple[int, int]] = field(default_factory=list)
     spare: int = 0
-    loaded: int = -1
+    loaded: int | None = None
 
     @classmethod
     def after(cls, num_before: int, size: int, drafts: int) -> Slots:
