@@ -10,6 +10,7 @@ anything is wrong.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import sys
 import time
@@ -28,7 +29,7 @@ from blockmgr.index import WorkerIndex
 from blockmgr.ports.vllm.options import namespace_of
 from tests.engines.fuzz import ARMS, GROUPED
 from tests.engines.serve import free_port
-from tests.engines.world import LORA, World, compare_once, draw
+from tests.engines.world import IMAGE, LORA, World, compare_once, draw
 
 HASH = get_hash_fn_by_name("sha256")
 GROUPED_ARMS = ("windows", "windows, partial", "chunks", "states", "sizes", "sizes, states")
@@ -71,7 +72,7 @@ class Published:
         for i, block in enumerate(event.block_hashes):
             about = (
                 parent, tuple(event.token_ids[i * size : (i + 1) * size]), size, event.lora_id,
-                event.medium, event.lora_name, event.extra_keys[i], event.group_idx,
+                event.medium, event.lora_name, repr(event.extra_keys[i]), event.group_idx,
                 event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window, event.session_id,
             )  # fmt: skip
             self.told.setdefault((event.group_idx, block), set()).add(about)
@@ -119,13 +120,19 @@ class EventWorld(World):
         whole = {g for g, each in enumerate(self.settings.layers) if each.kind == "full"}
         for event in sorted(stored, key=lambda event: event.group not in whole):
             parent = event.parent
-            for digest, tokens in zip(event.digests, event.tokens.tolist(), strict=True):
+            pairs = zip(event.digests, event.tokens.tolist(), strict=True)
+            for row, (digest, tokens) in enumerate(pairs):
                 if digest not in known:
                     place, before = (-1, [None]) if parent is None else known[parent]
                     adapter, salt = keys[event.namespace]
                     parts = [before[-1]]
+                    images = ast.literal_eval(event.extras.get(row, b"()").decode())
                     for first in range(0, node, unit):
-                        extra = adapter + (() if parts[-1] else salt)
+                        inside = range(first - IMAGE + 1, first + unit)
+                        # vLLM's digests tell equal texts from the same text twice.
+                        named = [(sys.intern(name), at) for _, name, at in images if at in inside]
+                        shown = tuple(("mm", name, at - first) for name, at in named)
+                        extra = adapter + shown + (() if parts[-1] else salt)
                         part = tokens[first : first + unit]
                         parts.append(hash_block_tokens(HASH, parts[-1], part, extra or None))
                     known[digest] = place + 1, parts[1:]

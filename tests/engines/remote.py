@@ -55,6 +55,7 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._seed, self._unit, self._states = extra["seed"], extra["unit"], extra["states"]
         self._sends, self._unsure = extra["sends"], extra["unsure"]
+        self._waits = extra["waits"]
         self._luck = random.Random(f"sends {self._seed}")
         self.sending: list[str] = []
         self.stores: list[Store] = []
@@ -68,7 +69,7 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
         if self._states:  # a state cannot go back to the token before, which is computed
             units = (request.num_tokens - 1) // self._unit
         has = rng.randint(0, units) * self._unit if rng.random() < 0.6 else 0
-        return has, rng.random() < 0.5
+        return has, rng.random() < 0.5 or self._waits
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

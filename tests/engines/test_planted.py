@@ -363,12 +363,20 @@ def test_a_loaded_state_that_columns_before_name_is_noticed(
     assert wrong_runs({}, "state", remote=True) > 0
 
 
+def test_a_state_that_is_brought_to_another_column_before_its_load_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert wrong_runs({}, "state", remote=True, drafts="ngram") == 0
+    monkeypatch.setattr(Slots, "load_in_step", lambda self, end: None)
+    assert wrong_runs({}, "state", remote=True, drafts="ngram") > 0
+
+
 @pytest.mark.parametrize("kind", ["full", "window"])
 def test_a_load_that_counts_as_done_when_it_begins_is_noticed(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def at_once(num_found: int, num_loaded: int, waits: bool) -> held.Hit:
-        return held.Hit(num_found, num_loaded, False)
+    def at_once(num_found: int, num_loaded: int, end: int, waits: bool) -> held.Hit:
+        return held.Hit(num_found, num_loaded, end, False)
 
     monkeypatch.setattr(manager, "Hit", at_once)
     assert wrong_runs({}, kind, remote=True) > 0

@@ -48,6 +48,7 @@ from tests.engines.one_copy import keep_one_copy
 from tests.engines.states import States
 
 __all__ = [
+    "IMAGE",
     "LORA",
     "Settings",
     "Tally",
@@ -121,6 +122,7 @@ class Settings:
     drafts: int = 0  # most draft tokens of a request in a step
     eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
     remote: bool = False  # a connector loads prefixes
+    waits: bool = False  # and requests wait for each load; else some begin in the step that loads
     ranks: int = 1  # of decode context parallelism; their slots of a block stand side by side
     inside: bool = False  # that end inside blocks, as where others keep states there, too
     checkpoints: bool = False  # the forward of a prompt writes a state on its way
@@ -213,6 +215,7 @@ def draw(
     drafts: str = "",
     caching: bool = True,
     remote: bool = False,
+    waits: bool = False,
     ranks: int = 1,
     inside: bool = False,
 ) -> Settings:
@@ -259,6 +262,7 @@ def draw(
         drafts=num_drafts,
         eagle=drafts == "eagle",
         remote=remote,
+        waits=waits,
         ranks=ranks,
         inside=inside,
     )
@@ -374,6 +378,7 @@ def connector(settings: Settings) -> KVTransferConfig:
             "seed": settings.seed,
             "unit": 1 if settings.inside else math.lcm(*settings.sizes),
             "states": settings.has_states,
+            "waits": settings.waits,
             "sends": settings.more.sends,
             "unsure": settings.more.unsure,
         },
@@ -623,7 +628,8 @@ class World:
         output, result = self.pending.pop(0)
         self.scheduler.update_from_output(output, result)
         if self.settings.drafts and not self.settings.asynchronous:
-            self.offer_drafts(result.req_ids)
+            sampled = zip(result.req_ids, result.sampled_token_ids, strict=True)
+            self.offer_drafts([name for name, tokens in sampled if tokens])
         for request in result.req_ids:
             if request not in self.scheduler.requests:
                 self.tables.pop(request, None)
@@ -645,7 +651,6 @@ class World:
         self.tally.copies += len(copies)
         self.copy([(copy.src_block_id, copy.dst_block_id) for copy in copies])
         batch = self.batch(output)
-        received = self.load() if self.settings.remote else None
         drafts = {
             name: self.drafts_of(name, tokens)
             for name, tokens in output.scheduled_spec_decode_tokens.items()
@@ -655,6 +660,8 @@ class World:
         }
         if self.settings.has_states:
             self.states.begin(output, batch)
+        # vLLM's workers move states between columns before they begin the loads of the step.
+        received = self.load() if self.settings.remote else None
         of_attention = [
             (group, layers)
             for group, layers in enumerate(self.settings.layers)
@@ -734,13 +741,31 @@ class World:
             request = self.scheduler.requests.get(name)
             if request is None or request.is_finished():
                 continue
+            tables = manager.get_block_ids(name)
             if self.luck.random() < 0.2:
-                received.failed_recving.add(name)
-                self.bring(name, manager.get_block_ids(name), start, stop, is_wrong=True)
+                self.fail(name, tables, start, stop, received)
             else:
-                self.bring(name, manager.get_block_ids(name), start, stop)
+                self.bring(name, tables, start, stop)
                 self.tally.loaded += stop - start
         return received
+
+    def fail(
+        self,
+        name: str,
+        tables: Sequence[list[int]],
+        start: int,
+        stop: int,
+        received: KVConnectorOutput,
+    ) -> None:
+        """A load fails; with full attention alone, a connector may tell from which block on."""
+        self.bring(name, tables, start, stop, is_wrong=True)
+        if self.settings.layers != FULL or self.more.random() < 0.5:
+            received.failed_recving.add(name)
+            return
+        [table], [size] = tables, self.settings.sizes
+        first = self.more.randrange(start // size, -(-stop // size))
+        received.invalid_block_ids.update(table[first : -(-stop // size)])
+        self.bring(name, tables, start, max(start, first * size))
 
     def bring(
         self,

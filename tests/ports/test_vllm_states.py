@@ -491,6 +491,21 @@ def test_a_state_that_its_own_step_loads_is_not_copied_before(vllm: None) -> Non
     manager.manager.check_invariants()
 
 
+@pytest.mark.parametrize("end", [13, 17, 19])
+def test_a_state_that_its_own_step_loads_is_where_the_forward_reads(vllm: None, end: int) -> None:
+    """Workers bring states to the columns of a step before they begin its loads."""
+    manager, served = make(FULL, DRAFTED, num_blocks=99, min_partial_tokens=0), request("a", TOKENS)
+    manager.new_step_starts()
+    empty = manager.empty_kv_cache_blocks
+    assert manager.allocate_slots(served, end - 12, 0, empty, 0, 12) is not None
+    _, columns = manager.get_block_ids("a")
+    now = (end - 1) // 4
+    assert columns[:2] == [0, 0]
+    assert columns[2] == columns[now]  # the load writes column 2, and the forward reads the other
+    written = columns[max(3, now - 1) : now + 3]  # with a checkpoint before, and two drafts
+    assert len({*written} - {0}) == len(written)
+
+
 def test_a_state_is_kept_in_the_step_in_which_another_one_is_loaded(vllm: None) -> None:
     """With slots for drafts, the commit of what ran before is closed before that of the load."""
     scheduler, served = answered(10, min_partial_tokens=0)

@@ -148,8 +148,11 @@ class Commits:
         held.next_commit = self._next_end(num_tokens)
         self._committed_late |= not self.in_step
 
-    def loads_in_step(self, held: Held, num_tokens: int) -> None:
-        """A connector will load these leading tokens between the step's copies and its forward."""
+    def loads_in_step(self, held: Held, num_tokens: int, end: int) -> None:
+        """A connector will load these leading tokens between the step's copies and its forward.
+
+        The forward ends with token ``end``.
+        """
         self.loaded(held, num_tokens)
 
     def truncated(self, held: Held, num_tokens: int) -> None:

@@ -61,11 +61,13 @@ class Hit(NamedTuple):
     Attributes:
         num_found: Leading tokens in the cache.
         num_loaded: Leading tokens with those that a connector loads.
+        end: Leading tokens with those that the step computes.
         waits: Whether the request waits for the load; else it ends before this step's forward.
     """
 
     num_found: int
     num_loaded: int
+    end: int
     waits: bool
 
 

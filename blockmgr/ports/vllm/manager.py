@@ -304,7 +304,7 @@ class KVCacheManager:
         about = full_sequence_must_fit, reserved_blocks, has_scheduled_reqs
         if held is None:
             room = self._room(request, slots, about)
-            hit = Hit(num_new_computed_tokens, found, delay_cache_blocks)
+            hit = Hit(num_new_computed_tokens, found, end, delay_cache_blocks)
             held = self._admit(request, hit, room)
             if held is None:
                 return None
@@ -377,7 +377,7 @@ class KVCacheManager:
         self.commits.start(held)
         held.is_loading = hit.waits
         if hit.num_loaded > num_found and not hit.waits:
-            self.commits.loads_in_step(held, hit.num_loaded)
+            self.commits.loads_in_step(held, hit.num_loaded, hit.end)
         self._held[request.request_id] = held
         if self._carried is not None:  # requests have hints since vLLM 0.33
             self._carried.carry_out(getattr(request, "kv_hints", None), prompt.namespace, handle)

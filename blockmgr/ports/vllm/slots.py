@@ -40,6 +40,7 @@ class Slots:
         state: The last whole state that these steps left; None if that is unknown.
         steps: Tokens and drafts of each step that was launched since.
         spare: Drafts of the last step before them that do not count as right.
+        loaded: The column that a load in the first step writes; it names the first slot, too.
     """
 
     size: int
@@ -49,6 +50,7 @@ class Slots:
     state: WholeState | None
     steps: list[tuple[int, int]] = field(default_factory=list)
     spare: int = 0
+    loaded: int | None = None
 
     @classmethod
     def after(cls, num_before: int, size: int, drafts: int) -> Slots:
@@ -61,7 +63,17 @@ class Slots:
 
         A step writes ``1 + drafts`` columns and may write the one before, all in different slots.
         """
+        if column == self.loaded:
+            return 0
         return (column - self.first) % (2 + self.drafts)
+
+    def load_in_step(self, end: int) -> None:
+        """A connector loads the state in the step that ends with this token and moves it on.
+
+        Workers bring states to the columns of a step before they begin its loads. So the column
+        that is loaded names the slot from which the forward reads.
+        """
+        self.loaded, self.first = self.first, (end - 1) // self.size
 
     def launch(self, num_tokens: int, num_drafts: int) -> None:
         """Notes a step over this many tokens, of which the last ones are drafts."""

@@ -133,11 +133,13 @@ class StateCommits(Commits):
         super().loaded(held, num_tokens)
         held.next_commit = held.num_committed + 1
 
-    def loads_in_step(self, held: Held, num_tokens: int) -> None:
+    def loads_in_step(self, held: Held, num_tokens: int, end: int) -> None:
         """The step's copies would read a state that is not loaded yet, so none is kept there.
 
         The commit includes the first token of the forward, which moves the state.
         """
+        if held.slots is not None:
+            held.slots.load_in_step(end)
         self._commit(held, min(num_tokens + 1, held.num_known))
         held.next_commit = held.num_committed + 1
         self._committed_late |= not self.in_step
