@@ -3,7 +3,8 @@
 //
 // A header alone, over the C interface: the classes of the core stay inside the library, so that it
 // may be built by another compiler than its user, and may change without a new build of its users.
-// The contract is that of blockmgr.h. A call without a method here takes what Manager::get() returns.
+// The contract is that of blockmgr.h. A call without a method here takes what Manager::get()
+// returns.
 #ifndef BLOCKMGR_HPP
 #define BLOCKMGR_HPP
 
