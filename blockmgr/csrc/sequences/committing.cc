@@ -25,9 +25,8 @@ Committing::Committing() : max_remaps_(remap_limit(config())) {
   if (config().remap) remaps_.reserve(max_remaps_);
 }
 
-std::int64_t Committing::num_committed(const Sequence& s) const {
-  if (!digester() || s.outdated) return 0;
-  return std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
+bool Committing::commits_units(const Sequence& s) const {
+  return digester() && !s.outdated && block_size().whole(s.num_tokens) > s.num_chained;
 }
 
 // Blocks that are full and computed, up to one whose content still waits for a copy.

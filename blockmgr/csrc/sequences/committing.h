@@ -20,8 +20,8 @@ class Committing : public Part<Committing, GroupTables, Keeping, GroupEnds> {
   // Forgets what remaps() gave. If the log has changed since, nothing is done. Whether it was.
   bool drop_remaps(std::int64_t version);
   std::vector<RemapRecord> take_remaps();
-  // The whole blocks that a commit of all its tokens would make findable, or more.
-  std::int64_t num_committed(const Sequence& s) const;
+  // Whether a commit of all its tokens may make blocks findable.
+  bool commits_units(const Sequence& s) const;
   std::int64_t plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
                               PromotionPlan& plan);
   void promote_all(const PromotionPlan& plan) noexcept;

@@ -210,25 +210,34 @@ void Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan&
   plan.promotions.dropped.clear();
   const bool drops_first = drops_before_taking();
   std::int64_t committed = 0;
-  std::int64_t committing = 0;
-  for (std::int64_t i = 0; drops_first && i < count; ++i) {
-    const std::int64_t more = use<Committing>().num_committed(rows().at(handles[i]));
-    committed += more;
-    committing += more > 0;
-  }
+  std::int64_t num_early = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().at(handles[i]);
     use<GroupTables>().refuse_loading(s, "decode");
     std::int64_t parts = use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
     if (drops_first) {
-      // A unit that one commit makes findable, another one of the batch may take into use.
-      const bool may_lose = committing > 1 && config().remap;
-      const std::int64_t until = may_lose ? s.num_chained : s.num_blocks;
-      parts -= use<GroupTables>().num_dropped(s, until, plan.promotions.dropped);
+      parts -= use<GroupTables>().num_dropped(s, plan.promotions.dropped, num_early);
+      committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
     }
     home_needs(plan, s) += parts;
   }
+  if (num_early && config().remap) [[unlikely]]
+    plan_equal_units(handles, count, plan);
   if (drops_first) plan.promotions.count_taken(use<GroupTables>().blocks_of_units(committed));
+}
+
+// Parts that one of the batch gives back right after it has made them findable are not counted on:
+// another one with the same tokens may take them into use.
+void Decoding::plan_equal_units(const Handle* handles, std::int64_t count, DecodePlan& plan) {
+  std::int64_t committing = 0;
+  for (std::int64_t i = 0; i < count; ++i)
+    committing += use<Committing>().commits_units(rows().at(handles[i]));
+  for (std::int64_t i = 0; committing > 1 && i < count; ++i) {
+    const Sequence& s = rows().at(handles[i]);
+    std::int64_t num_early = 0;
+    use<GroupTables>().num_dropped(s, plan.promotions.dropped, num_early);
+    home_needs(plan, s) += num_early;
+  }
 }
 
 // All tokens of these but those that decode appends are computed: what becomes findable, and what

@@ -40,6 +40,8 @@ class Decoding
   [[gnu::noinline]] void take_slices(const Handle* handles, std::int64_t count,
                                      std::int64_t* slots) noexcept;
   [[gnu::noinline]] void plan_parts(const Handle* handles, std::int64_t count, DecodePlan& plan);
+  [[gnu::noinline]] void plan_equal_units(const Handle* handles, std::int64_t count,
+                                          DecodePlan& plan);
   [[gnu::noinline]] void commit_decoded(const Handle* handles, std::int64_t count,
                                         const PromotionPlan& plan) noexcept;
   [[gnu::noinline]] void keep_decoded(const Handle* handles, std::int64_t count) noexcept;

@@ -113,10 +113,10 @@ void GroupTables::refuse_unknown_state(const Sequence& s, const char* call) cons
 // Apart from its caller, which seldom needs it.
 [[gnu::noinline]] static void add_to(std::vector<NodeId>& parts, NodeId m) { parts.push_back(m); }
 
-// Parts of units before `until` that decode gives back before it takes any, as far as that is
-// certain. Appends them. While steps are in flight there are none.
-std::int64_t GroupTables::num_dropped(const Sequence& s, std::int64_t until,
-                                      std::vector<NodeId>& parts) const {
+// Parts that decode gives back before it takes any, as far as that is certain. Appends them, and
+// counts those of units that are not promoted yet. While steps are in flight there are none.
+std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& parts,
+                                      std::int64_t& num_early) const {
   std::int64_t dropped = 0;
   const std::int64_t from = std::max<std::int64_t>(0, s.num_tokens - config().max_rollback);
   const GroupRow& row = rows().group_row(s);
@@ -124,12 +124,13 @@ std::int64_t GroupTables::num_dropped(const Sequence& s, std::int64_t until,
   for (const int g : growing()) {
     const Group& group = groups()->group(g);
     const std::int64_t read = std::min(group.first_read(from), slots);
-    for (std::int64_t unit = row.first[nth(g)];
-         unit < until && unit * config().block_size + group.end <= read; ++unit) {
+    for (std::int64_t unit = row.first[nth(g)]; unit * config().block_size + group.end <= read;
+         ++unit) {
       const NodeId m = block_of(s, g, unit);
       if (nodes().uses(m) != Uses{1, 0} || (pool().num_leaving() && pool().is_out(m))) continue;
       add_to(parts, m);
       ++dropped;
+      num_early += unit >= s.num_chained;
     }
   }
   return dropped;

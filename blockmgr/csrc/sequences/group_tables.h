@@ -121,7 +121,8 @@ class GroupTables : public Part<GroupTables, Slices> {
   void drop_windows(Sequence& s) noexcept;
   void note_state(Sequence& s) noexcept;
   void refuse_unknown_state(const Sequence& s, const char* call) const;
-  std::int64_t num_dropped(const Sequence& s, std::int64_t until, std::vector<NodeId>& parts) const;
+  std::int64_t num_dropped(const Sequence& s, std::vector<NodeId>& parts,
+                           std::int64_t& num_early) const;
 
  private:
   [[noreturn, gnu::cold]] void throw_loading(const Sequence& s, const char* call) const;
