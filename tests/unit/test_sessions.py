@@ -631,3 +631,17 @@ def test_sessions_keep_every_invariant_of_groups(
             manager.resume(handle)
         manager.free(handle)
     assert manager.stats().superseded_blocks > 0
+
+
+def test_a_block_whose_key_passes_on_is_expected_by_no_session_any_more() -> None:
+    """The path of the session ended at the first block, which is free then."""
+    manager = BlockManager(12, 4, retention=True, dedup="append_only", debug=2)
+    first = manager.admit([1, 2, 3, 4, 5], session=b"chat")
+    manager.commit(first, 5)
+    manager.free(first, expect_reuse=True)
+    manager.signal(b"chat", "tool_wait")
+    serve(manager, [1, 2, 3, 4, 5], read_cache=False)
+    assert manager.stats().deduplicated_blocks == 1
+    manager.check_invariants()
+    manager.free(manager.admit([6], num_slots=1))
+    assert manager.match([1, 2, 3, 4, 5]).num_cached_tokens == 4

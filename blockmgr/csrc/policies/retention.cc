@@ -211,11 +211,14 @@ void RetainingPolicy::on_moved(NodeId from, NodeId to) noexcept {
   k.hint = std::exchange(old.hint, std::uint8_t{kNormal});
   k.level = std::exchange(old.level, kNormal);
   k.cached = std::exchange(old.cached, false);
-  old.expected = false;  // paths end at a node, which is no more
+  const bool expected = std::exchange(old.expected, false);  // by paths that end at no node now
   k.first_pin = std::exchange(old.first_pin, -1);
   for (std::int32_t i = k.first_pin; i >= 0; i = pins_[static_cast<std::size_t>(i)].next)
     pins_[static_cast<std::size_t>(i)].tail = to;
-  if (retention != kNoLevel) retain(to, retention, until);
+  if (retention != kNoLevel)
+    retain(to, retention, until);
+  else if (expected)
+    refresh(to);
   if (base_) base_->on_moved(from, to);
 }
 
