@@ -645,3 +645,20 @@ def test_a_block_whose_key_passes_on_is_expected_by_no_session_any_more() -> Non
     manager.check_invariants()
     manager.free(manager.admit([6], num_slots=1))
     assert manager.match([1, 2, 3, 4, 5]).num_cached_tokens == 4
+
+
+def test_a_session_has_the_blocks_that_a_hold_keeps() -> None:
+    """No prompt can continue from them, because no state was cached there."""
+    groups = (FullAttention(), RecurrentState())
+    manager = BlockManager(
+        30, 4, groups=groups, null_block=True, retention=True, min_partial_tokens=0, debug=2
+    )
+    handle = manager.admit(FIRST[:10], session=b"chat")
+    manager.commit(handle, 10)
+    held = manager.sequence(handle).block_ids[:2]
+    manager.acquire(held[1:])
+    manager.free(handle)
+    assert len(manager.session_digests(b"chat") or []) == 2
+    manager.release(held[1:])
+    assert manager.session_digests(b"chat") == []
+    assert manager.end_session(b"chat") == 0

@@ -130,7 +130,8 @@ SessionPath Sessions::path_of(const Sequence& s) const noexcept {
   for (NodeId below = kNoNode; has_groups() && path.num_blocks; --path.num_blocks) {
     const NodeId n = path.tip;
     const std::uint32_t own = t[path.num_blocks - 1] == n;
-    if (groups()->is_boundary(n) || nodes().uses(n).ref_count > own) break;
+    const bool has_others = nodes().uses(n).ref_count > own || use<Holding>().num_holds(n);
+    if (groups()->is_boundary(n) || has_others) break;
     const auto stays = [&](NodeId each) { return groups()->is_boundary(each) || has_user(each); };
     NodeId child = nodes()[n].first_child;
     while (child >= 0 && (child == below || !any_from(child, stays)))
