@@ -158,7 +158,8 @@ class Specification(ModelKeeping):
             wanted.append((shared, more))
         shares = [self.share(seq.namespace) for seq in seqs]
         # What one of several commits makes findable, another one may take into use.
-        several = sum(self.num_to_promote(seq) > 0 for seq in seqs) > 1
+        merges = self.config.dedup == "remap"
+        several = merges and sum(self.num_to_promote(seq) > 0 for seq in seqs) > 1
         given_back = [self.num_left(seq, several) if left else 0 for seq in seqs]
         pairs = zip(wanted, given_back, strict=True)
         self.check_room(shares, [self.num_blocks(growth) - back for growth, back in pairs])
