@@ -49,7 +49,8 @@ class GroupNames {
     if (board_.setup_.features & GroupPlay::kResizes) {  // the last ones leave first
       put(core_.pool().limit());
       put_free_blocks();
-      for (const std::int32_t b : met_) put(b);
+      // Without full attention, a node is no block of memory.
+      for (const std::int32_t b : met_) put(b < board_.setup_.core.num_blocks ? b : -1);
     }
     return std::move(out_);
   }
@@ -91,8 +92,8 @@ class GroupNames {
     }
     if (groups_.replay())
       for (const std::int64_t length : {row.start, row.hit, row.replayed, row.begun}) put(length);
-    // An abort takes one step back, and asks whether another one is left.
-    put(std::min(row.moves, core_.copies().in_flight() ? 2 : 1));
+    // In a step of others, two are too many. An abort takes one back.
+    put(std::min(row.moves, core_.copies().in_flight() ? 3 : 2));
     put(seq.loads);
     put(s.num_cached);
     const NodeId* table = core_.table_at(Sequences::row_of(seq.handle));
