@@ -93,6 +93,8 @@ struct PromptForC : blockmgr_prompt {
     num_extras = all.size();
     num_slots = prompt.num_slots;
     num_loaded_tokens = prompt.num_loaded;
+    session = prompt.session.data();
+    session_size = prompt.session.size();
     if (!prompt.read_cache) flags |= BLOCKMGR_SKIP_CACHE;
     if (prompt.due_cached >= 0) {
       flags |= BLOCKMGR_EXACT_CACHED;
@@ -133,6 +135,7 @@ struct OptionsForC : blockmgr_options {
     early_commit = config.early_commit;
     null_block = config.null_block;
     retention = config.retention;
+    max_sessions = config.max_sessions;
     events = config.event_blocks > 0;
     eviction = config.eviction.c_str();
     for (const Quota& quota : config.quotas)
@@ -395,6 +398,34 @@ std::int64_t Caller::touch(const Prompt& prompt) {
   std::int64_t blocks = -1;
   expect_ok(blockmgr_touch(c_, &asked, &blocks));
   return blocks;
+}
+
+std::int64_t Caller::end_session(std::string_view name, std::string_view session) {
+  std::int64_t count = -1;
+  if (c_)
+    expect_ok(
+        blockmgr_end_session(c_, name.data(), name.size(), session.data(), session.size(), &count));
+  else
+    core_->end_session(name, session, [&](std::int64_t blocks) { count = blocks; });
+  return count;
+}
+
+std::int64_t Caller::signal(std::string_view name, std::string_view session,
+                            Sessions::Signal signal, double seconds) {
+  std::int64_t count = -1;
+  if (c_)
+    expect_ok(blockmgr_signal(c_, name.data(), name.size(), session.data(), session.size(),
+                              static_cast<std::int32_t>(signal), seconds, &count));
+  else
+    core_->signal(name, session, signal, seconds, [&](std::int64_t blocks) { count = blocks; });
+  return count;
+}
+
+std::int64_t Caller::retire(std::string_view name) {
+  if (!c_) return core_->retire(name);
+  std::int64_t num_sequences = -1;
+  expect_ok(blockmgr_retire(c_, name.data(), name.size(), &num_sequences));
+  return num_sequences;
 }
 
 void Caller::set_time(double seconds) {

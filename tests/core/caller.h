@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "c/status.h"
@@ -59,6 +60,11 @@ class Caller {
   std::int64_t pin(const Prompt& prompt);
   void unpin(std::int64_t pin);
   std::int64_t touch(const Prompt& prompt);
+  // Blocks; -1: no such session is known.
+  std::int64_t end_session(std::string_view name, std::string_view session);
+  std::int64_t signal(std::string_view name, std::string_view session, Sessions::Signal signal,
+                      double seconds);
+  std::int64_t retire(std::string_view name);
   void set_time(double seconds);
   std::int64_t reset_prefix_cache(bool reset_hit_rate);
   void acquire(const std::int64_t* ids, std::int64_t count);

@@ -81,7 +81,7 @@ void GroupPlay::forget_block(std::int64_t block) {
 // No prompt finds what was cached in the namespace, and its sequences cache nothing more.
 void GroupPlay::retire(int name) {
   const std::string_view text = World::text_of(name);
-  if (!done(kRetire, [&] { core_.retire(text); })) return;
+  if (!done(kRetire, [&] { caller_.retire(text); })) return;
   const std::uint32_t root = core_.index().find_root(text);
   EXPECT(root == kUnknownId || core_.index().first_child(root_node(root)) < 0,
          "a retired block can be found");

@@ -214,8 +214,7 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, unsigned features
   if (setup.features & kSlots) draw_slots(bytes, setup);
   if (setup.features & kSizes) draw_sizes(bytes, setup);
   draw_beside(bytes, setup);
-  // The C interface has none.
-  if (config.retention && !through_c && bytes.one_in(2)) config.max_sessions = 3;
+  if (config.retention && bytes.one_in(2)) config.max_sessions = 3;
   const bool has_states = std::any_of(setup.groups.begin(), setup.groups.end(),
                                       [](const Group& group) { return group.recurrent(); });
   if (!(has_states && config.min_partial_tokens)) config.prompt_end_stop = -1;
@@ -531,6 +530,7 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
     gone = stamped(letting_go_);
     is_tail = gone.size() == 1 && core_.nodes()[gone[0].first].key_tokens < setup_.core.block_size;
   }
+  if (!more.session.empty()) letting_go_.merge(expected_before(name, more.session));
   const std::int64_t superseded_before = core_.counters.superseded_blocks;
   const Outcome outcome = call(kAdmit, [&] { seq->handle = caller_.admit(asked); });
   const bool refused = outcome == kOutOfBlocks || outcome == kOutOfSequences;

@@ -234,6 +234,7 @@ class GroupPlay {
   std::set<NodeId> alone(const std::vector<NodeId>& path, std::size_t shared,
                          const Known* own) const;
   std::set<NodeId> superseded(const Known& one, const Prompt& asked) const;
+  std::set<NodeId> expected_before(int name, const std::string& session);
   std::set<NodeId> passed() const;
   Stamped stamped(const std::set<NodeId>& nodes) const;
   Stamped chained(const Seq& seq) const;

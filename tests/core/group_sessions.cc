@@ -100,6 +100,17 @@ std::set<NodeId> GroupPlay::superseded(const Known& one, const Prompt& asked) co
   return alone(path, shared, &one);
 }
 
+// What the session of a prompt may expect no more once it has come: its path; or, if it is new,
+// that of the session of its share that may have to go.
+std::set<NodeId> GroupPlay::expected_before(int name, const std::string& session) {
+  const Known* one = known(name, session);
+  const auto share = core_.partition_of(World::text_of(name));
+  for (const Known& other : known_)
+    if (!one && core_.partition_of(World::text_of(other.name)) == share) one = &other;
+  const std::vector<NodeId> path = one ? path_of(*one) : std::vector<NodeId>();
+  return {path.begin(), path.end()};
+}
+
 std::set<NodeId> GroupPlay::passed() const {
   std::set<NodeId> passed;
   for (NodeId n = 0; n < core_.nodes().count; ++n)
@@ -282,13 +293,11 @@ void GroupPlay::tell(int number, const std::string& session, bool ends, Sessions
   letting_go_ = gone;
   const std::set<NodeId> before = passed();
   std::int64_t count = -1;
-  bool found = false;
-  const Sessions::Announce announce = [&](std::int64_t n) { count = n; };
   const bool went = done(ends ? kEndSession : kSignal, [&] {
-    found = ends ? core_.end_session(name, session, announce)
-                 : core_.signal(name, session, signal, seconds, announce);
+    count =
+        ends ? caller_.end_session(name, session) : caller_.signal(name, session, signal, seconds);
   });
-  EXPECT(went && found == (one != nullptr), "another session is known");
+  EXPECT(went && (count >= 0) == (one != nullptr), "another session is known");
   if (!one) return;
   EXPECT(count == static_cast<std::int64_t>(waits ? path.size() : gone.size()),
          "a session has another number of blocks");

@@ -121,6 +121,8 @@ void wrong_options() {
   number("stop_margin_tokens", &blockmgr_options::stop_margin_tokens);
   number("digest_size", &blockmgr_options::digest_size);
   number("num_nodes", &blockmgr_options::num_nodes);
+  number("max_sessions", &blockmgr_options::max_sessions);
+  refused_options("max_sessions", [](auto& wrong) { wrong.max_sessions = (1 << 24) + 1; });
   const auto flag = [](const char* name, std::int32_t blockmgr_options::* member) {
     for (const std::int32_t value : {-1, 3})
       refused_options(name, [&](auto& wrong) { wrong.*member = value; });
@@ -234,6 +236,8 @@ void wrong_prompts() {
   refused_prompt("num_slots", [](auto& wrong) { wrong.num_slots = -1; });
   refused_prompt("name", [](auto& wrong) { wrong.name_size = 3; });
   refused_prompt("name", [](auto& wrong) { wrong.name_size = SIZE_MAX; });
+  refused_prompt("session", [](auto& wrong) { wrong.session_size = 3; });
+  refused_prompt("session", [](auto& wrong) { wrong.session_size = SIZE_MAX; });
   refused_prompt("extras", [](auto& wrong) { wrong.num_extras = 1; });
   refused_prompt("flags", [](auto& wrong) { wrong.flags = 16; });
   refused_prompt("flags", [](auto& wrong) { wrong.reserved = 1; });
@@ -445,6 +449,32 @@ void little_room(blockmgr_handle own) {
   DONE(blockmgr_grow(manager, 8));
 }
 
+void sessions_and_namespaces() {
+  std::int64_t number = -7;
+  const blockmgr_status due = BLOCKMGR_BAD_VALUE;
+  for (const std::size_t size : {std::size_t{1025}, SIZE_MAX}) {
+    REFUSED(due, "name", blockmgr_retire(manager, "a", size, &number));
+    REFUSED(due, "name", blockmgr_end_session(manager, "a", size, "s", 1, &number));
+    REFUSED(due, "name", blockmgr_signal(manager, "a", size, "s", 1, 0, 1, &number));
+  }
+  for (const std::size_t size : {std::size_t{0}, std::size_t{257}, SIZE_MAX}) {
+    REFUSED(due, "session", blockmgr_end_session(manager, "a", 1, "s", size, &number));
+    REFUSED(due, "session", blockmgr_signal(manager, "a", 1, "s", size, 0, 1, &number));
+  }
+  REFUSED(due, "name", blockmgr_retire(manager, nullptr, 1, &number));
+  REFUSED(due, "session", blockmgr_end_session(manager, "a", 1, nullptr, 1, &number));
+  REFUSED(due, "session", blockmgr_signal(manager, "a", 1, nullptr, 1, 0, 1, &number));
+  for (const std::int32_t signal : {INT32_MIN, -1, 3, INT32_MAX})
+    REFUSED(due, "signal", blockmgr_signal(manager, "a", 1, "s", 1, signal, 1, &number));
+  for (const double seconds : {0.0, -1.0, std::nan(""), -HUGE_VAL})
+    REFUSED(due, "seconds", blockmgr_signal(manager, "a", 1, "s", 1, 0, seconds, &number));
+  if (number != -7) fail("sessions", "a refused call has written its answer");
+  DONE(blockmgr_signal(manager, "a", 1, "s", 1, BLOCKMGR_DONE, HUGE_VAL, nullptr));
+  DONE(blockmgr_end_session(manager, "a", 1, "s", 1, &number));
+  if (number != -1) fail("end_session", "a session is known that no prompt had");
+  DONE(blockmgr_retire(manager, "a", 1, nullptr));
+}
+
 // The number of bytes that an older caller knows of a struct is all that is read or written.
 void older_callers() {
   blockmgr_stats stats{};
@@ -496,6 +526,7 @@ int main() {
   wrong_handles(own, gone);
   wrong_numbers(own);
   null_pointers(own);
+  sessions_and_namespaces();
   older_callers();
   little_room(own);
   DONE(blockmgr_check_invariants(manager));

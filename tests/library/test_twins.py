@@ -50,7 +50,7 @@ def twin_of(library: ctypes.CDLL, layout: Layout, **options: Any) -> Twin:
 
 
 PROFILES = ("groups", "rings", "drafts", "replays", "bare", "resize_in_groups",
-            "families_in_groups", "balanced", "multi_tenant", "aborts")  # fmt: skip
+            "families_in_groups", "balanced", "multi_tenant", "aborts", "sessions")  # fmt: skip
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -7,6 +7,7 @@ between the interfaces. It takes the place of a manager under test in ``tests.st
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,7 @@ DETAIL = {SlidingWindow: "replay", RecurrentState: "extra_blocks", Ring: "restar
 SKIP, LIMIT, EXACT, WATERMARK = (STATUS[name] for name in (
     "SKIP_CACHE", "LIMIT_CACHED", "EXACT_CACHED", "SET_WATERMARK"))  # fmt: skip
 WITHDRAW = STATUS["WITHDRAW"]
+SIGNALS = ("tool_wait", "resumed", "done")
 DUE = {
     errors.OutOfSequencesError: "OUT_OF_SEQUENCES",
     errors.PinBudgetError: "PIN_BUDGET",
@@ -76,6 +78,10 @@ def same(what: str, ours: Any, theirs: Any) -> None:
 def numbers(values: Any, kind: Any = ctypes.c_int64) -> Any:
     listed = np.asarray(values).tolist()
     return (kind * len(listed))(*listed)
+
+
+def named(text: bytes) -> tuple[Any, Any]:
+    return ctypes.c_char_p(text), ctypes.c_size_t(len(text))
 
 
 def options_for_c(config: ManagerConfig) -> Any:
@@ -120,6 +126,7 @@ def prompt_for_c(
     max_cached_tokens: int | None = None,
     watermark_blocks: int | None = None,
     num_loaded_tokens: int | None = None,
+    session: bytes = b"",
 ) -> Any:
     prompt = PROMPT(struct_size=ctypes.sizeof(PROMPT), num_tokens=len(tokens))
     text, name = numbers(tokens, ctypes.c_uint32), ctypes.create_string_buffer(namespace)
@@ -140,7 +147,9 @@ def prompt_for_c(
     if watermark_blocks is not None:
         prompt.flags, prompt.watermark_blocks = prompt.flags | WATERMARK, watermark_blocks
     prompt.num_loaded_tokens = num_loaded_tokens or 0
-    prompt.kept = text, name, keys, listed
+    of_session = ctypes.create_string_buffer(session)
+    prompt.session, prompt.session_size = ctypes.addressof(of_session), len(session)
+    prompt.kept = text, name, keys, listed, of_session
     return prompt
 
 
@@ -240,6 +249,23 @@ class InC:
 
     def pin(self, tokens: Any, **key: Any) -> int:
         return int(self.number("pin", ctypes.byref(prompt_for_c(tokens, **key))))
+
+    def end_session(self, session: bytes, *, namespace: bytes = b"") -> int | None:
+        blocks = self.number("end_session", *named(namespace), *named(session))
+        return None if blocks < 0 else int(blocks)
+
+    def signal(
+        self, session: bytes, signal: str, *, expected_in: Any = None, namespace: bytes = b""
+    ) -> int | None:
+        terms = (
+            ctypes.c_int32(SIGNALS.index(signal)),
+            math.inf if expected_in is None else float(expected_in),
+        )
+        blocks = self.number("signal", *named(namespace), *named(session), *terms)
+        return None if blocks < 0 else int(blocks)
+
+    def retire(self, namespace: bytes = b"") -> int:
+        return int(self.number("retire", *named(namespace)))
 
     def unpin(self, pin: int) -> None:
         self.do("unpin", pin)

@@ -115,12 +115,10 @@ nb::object admit_loading(Core& self, nb::handle tokens, nb::handle name, nb::han
 nb::object signal(Core& self, nb::handle name, nb::handle session, Exact<int> signal,
                   Exact<double> seconds) {
   const std::string_view bytes = namespace_argument(name);
-  check_bounds("signal", signal, 0, static_cast<int>(Sessions::Signal::kDone));
-  if (!(seconds > 0))
-    throw Error(ErrorKind::kValue, "seconds must be above 0, got " + std::to_string(seconds));
+  const Sessions::Signal checked = Sessions::checked(signal, seconds);
   nb::object blocks = nb::none();
-  self.core.signal(bytes, session_argument(session, 1), static_cast<Sessions::Signal>(signal.value),
-                   seconds, announce_to<std::int64_t>(blocks));
+  self.core.signal(bytes, session_argument(session, 1), checked, seconds,
+                   announce_to<std::int64_t>(blocks));
   return blocks;
 }
 

@@ -175,12 +175,14 @@ typedef struct blockmgr_options {
   /* With groups: tokens of a block of each, of which block_size is a multiple. 0 for block_size,
    * and for states and rings; NULL: 0 for all. */
   const int64_t* group_block_sizes;
+  int64_t max_sessions; /* with retention: that are known at a time; default 65536. A new one takes
+                           the place of the one whose last prompt is the oldest */
 } blockmgr_options;
 
 /* Fills in the defaults; num_blocks and block_size have none. struct_size: sizeof *options. */
 BLOCKMGR_API blockmgr_status blockmgr_options_init(blockmgr_options* options, size_t struct_size);
 
-/* Makes a manager. All its memory is taken here. */
+/* Makes a manager. All its memory is taken here, except that for sessions, before the first one. */
 BLOCKMGR_API blockmgr_status blockmgr_create(const blockmgr_options* options,
                                              blockmgr_manager** manager);
 /* Ends a manager, or does nothing with NULL. No other thread may be inside a call. */
@@ -219,6 +221,8 @@ typedef struct blockmgr_prompt {
   /* K/V of so many leading tokens comes from elsewhere before the first forward, such as a lower
    * tier: groups then have no blocks that only those tokens read. 0: none */
   int64_t num_loaded_tokens;
+  const void* session; /* that an admission continues, or NULL; the other calls do not read it */
+  size_t session_size; /* at most 256 */
 } blockmgr_prompt;
 
 typedef struct blockmgr_match_result {
@@ -441,6 +445,27 @@ BLOCKMGR_API blockmgr_status blockmgr_leaving(blockmgr_manager* manager, blockmg
 BLOCKMGR_API blockmgr_status blockmgr_reset_prefix_cache(blockmgr_manager* manager,
                                                          int32_t reset_hit_rate,
                                                          int64_t* num_forgotten);
+/* The same in one namespace. Running sequences of it continue with what they have, and what they
+ * compute is not cached. num_sequences, or NULL: how many these are. */
+BLOCKMGR_API blockmgr_status blockmgr_retire(blockmgr_manager* manager, const void* name,
+                                             size_t name_size, int64_t* num_sequences);
+
+/* A session: prompts that follow one another. If a prompt shares at least half of the blocks that
+ * the last sequence of its session left, the rest of those goes first, unless something else uses
+ * it. Needs retention. A session of another namespace is another one. num_blocks, or NULL: -1 if no
+ * such session is known; else the blocks that go first, or that are expected after
+ * BLOCKMGR_TOOL_WAIT and BLOCKMGR_RESUMED. */
+BLOCKMGR_API blockmgr_status blockmgr_end_session(blockmgr_manager* manager, const void* name,
+                                                  size_t name_size, const void* session,
+                                                  size_t session_size, int64_t* num_blocks);
+/* A tool runs, whose answer comes in so many seconds; it has answered; no prompt follows. */
+enum { BLOCKMGR_TOOL_WAIT = 0, BLOCKMGR_RESUMED = 1, BLOCKMGR_DONE = 2 };
+/* What a client reports of a session, until its next prompt or signal. seconds: until the next
+ * prompt is expected; above 0, may be infinite. */
+BLOCKMGR_API blockmgr_status blockmgr_signal(blockmgr_manager* manager, const void* name,
+                                             size_t name_size, const void* session,
+                                             size_t session_size, int32_t signal, double seconds,
+                                             int64_t* num_blocks);
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
@@ -524,8 +549,8 @@ typedef struct blockmgr_stats {
   int64_t evicted_pinned_blocks;
   int64_t touched_blocks;
   int64_t forgotten_blocks;
-  int64_t sessions;          /* 0: sessions are not in this interface yet */
-  int64_t superseded_blocks; /* likewise */
+  int64_t sessions;
+  int64_t superseded_blocks;
 } blockmgr_stats;
 BLOCKMGR_API blockmgr_status blockmgr_get_stats(blockmgr_manager* manager, blockmgr_stats* stats);
 /* Bytes that the manager has taken. */

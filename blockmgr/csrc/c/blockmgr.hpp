@@ -11,7 +11,9 @@
 #include <blockmgr.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string_view>
@@ -70,15 +72,18 @@ struct Options : blockmgr_options {
   }
 };
 
-// Refers to the tokens and to the namespace, and does not copy them.
+// Refers to the tokens and to the names, and does not copy them.
 struct Prompt : blockmgr_prompt {
-  explicit Prompt(std::span<const std::uint32_t> text, std::string_view space = {})
+  explicit Prompt(std::span<const std::uint32_t> text, std::string_view space = {},
+                  std::string_view of_session = {})
       : blockmgr_prompt{} {
     struct_size = sizeof(blockmgr_prompt);
     tokens = text.data();
     num_tokens = static_cast<std::int64_t>(text.size());
     name = space.data();
     name_size = space.size();
+    session = of_session.data();
+    session_size = of_session.size();
   }
 };
 
@@ -102,6 +107,11 @@ struct Table {
 };
 
 enum class Admission { kNow = BLOCKMGR_NOW, kLater = BLOCKMGR_LATER, kNever = BLOCKMGR_NEVER };
+enum class Signal {
+  kToolWait = BLOCKMGR_TOOL_WAIT,
+  kResumed = BLOCKMGR_RESUMED,
+  kDone = BLOCKMGR_DONE
+};
 
 class Manager {
  public:
@@ -173,6 +183,28 @@ class Manager {
   }
   void resume_together(std::span<const Handle> handles, std::int64_t num_slots = 0) {
     check(blockmgr_resume_together(get(), handles.data(), size_of(handles), num_slots, 0));
+  }
+
+  // Of sessions: the blocks that go first, or are expected; nothing: no such session is known.
+  std::optional<std::int64_t> end_session(std::string_view session, std::string_view space = {}) {
+    std::int64_t blocks = -1;
+    check(blockmgr_end_session(get(), space.data(), space.size(), session.data(), session.size(),
+                               &blocks));
+    return known(blocks);
+  }
+  std::optional<std::int64_t> signal(std::string_view session, Signal signal,
+                                     std::string_view space = {},
+                                     double seconds = std::numeric_limits<double>::infinity()) {
+    std::int64_t blocks = -1;
+    check(blockmgr_signal(get(), space.data(), space.size(), session.data(), session.size(),
+                          static_cast<std::int32_t>(signal), seconds, &blocks));
+    return known(blocks);
+  }
+  // The sequences that continue with K/V from before the call.
+  std::int64_t retire(std::string_view space = {}) {
+    std::int64_t num_sequences = 0;
+    check(blockmgr_retire(get(), space.data(), space.size(), &num_sequences));
+    return num_sequences;
   }
 
   void place_state(Handle handle, std::int64_t slot) {
@@ -249,6 +281,10 @@ class Manager {
     void operator()(blockmgr_manager* manager) const noexcept { blockmgr_destroy(manager); }
   };
 
+  static std::optional<std::int64_t> known(std::int64_t blocks) {
+    if (blocks < 0) return {};
+    return blocks;
+  }
   template <class T>
   static std::int64_t size_of(std::span<T> values) {
     return static_cast<std::int64_t>(values.size());

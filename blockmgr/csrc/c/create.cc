@@ -27,6 +27,7 @@ blockmgr_options default_options() {
   options.prefix_caching = 1;
   options.eviction = "lru";
   options.digest_size = Xxh3Digester::kSize;
+  options.max_sessions = 65'536;
   return options;
 }
 
@@ -65,7 +66,7 @@ struct ReadOption {
         {"full_group", 0},
         {"num_nodes", given.num_nodes},
         {"full_block_size", 0},
-        {"max_sessions", 0},
+        {"max_sessions", given.max_sessions},
         {"max_seqs", given.max_seqs},
         {"row_width", given.max_blocks_per_seq},
         {"prefix_caching", given.prefix_caching},

@@ -1,4 +1,4 @@
-// The C interface: calls on prompts.
+// The C interface: calls on prompts, namespaces and sessions.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -16,6 +16,16 @@ constexpr std::uint32_t kPromptFlags =
 std::string_view bytes_of(const void* bytes, std::size_t size, const char* name) {
   if (size) not_null(static_cast<const char*>(bytes), name);
   return {static_cast<const char*>(bytes), size};
+}
+
+std::string_view namespace_of(const void* name, std::size_t size) {
+  check_length("name", size, 0);
+  return bytes_of(name, size, "name");
+}
+
+std::string_view session_of(const void* session, std::size_t size, std::size_t least) {
+  check_length("session", size, least, SessionTable::kMostNameBytes);
+  return bytes_of(session, size, "session");
 }
 
 ExtrasBytes extras_of(const blockmgr_prompt& given) {
@@ -64,15 +74,23 @@ Prompt prompt_of(const blockmgr_prompt* given) {
   if (p.reserved || p.flags & ~kPromptFlags)
     throw Error(ErrorKind::kValue,
                 "flags must be those of this version, got " + std::to_string(p.flags));
-  check_length("name", p.name_size, 0);
-  const std::string_view name = bytes_of(p.name, p.name_size, "name");
+  const std::string_view name = namespace_of(p.name, p.name_size);
   const bool reads = !(p.flags & BLOCKMGR_SKIP_CACHE);
   Prompt prompt{
       &not_null(p.tokens, "tokens"), p.num_tokens, name, extras_of(p), p.num_slots, reads};
   read_terms(p, prompt);
   check_at_least("num_loaded_tokens", p.num_loaded_tokens, 0);
   prompt.num_loaded = p.num_loaded_tokens;
+  prompt.session = session_of(p.session, p.session_size, 0);
   return prompt;
+}
+
+// Blocks of a session, which is known only if they are announced.
+template <class Tell>
+void tell_blocks(std::int64_t* num_blocks, const Tell& tell_of) {
+  std::int64_t count = -1;
+  tell_of([&](std::int64_t blocks) { count = blocks; });
+  tell(num_blocks, count);
 }
 
 }  // namespace
@@ -154,4 +172,34 @@ blockmgr_status blockmgr_pin(blockmgr_manager* manager, const blockmgr_prompt* p
 blockmgr_status blockmgr_touch(blockmgr_manager* manager, const blockmgr_prompt* prompt,
                                int64_t* num_blocks) {
   return change(manager, [&](Sequences& core) { tell(num_blocks, core.touch(prompt_of(prompt))); });
+}
+
+blockmgr_status blockmgr_retire(blockmgr_manager* manager, const void* name, size_t name_size,
+                                int64_t* num_sequences) {
+  return change(manager, [&](Sequences& core) {
+    tell(num_sequences, core.retire(namespace_of(name, name_size)));
+  });
+}
+
+blockmgr_status blockmgr_end_session(blockmgr_manager* manager, const void* name, size_t name_size,
+                                     const void* session, size_t session_size,
+                                     int64_t* num_blocks) {
+  return change(manager, [&](Sequences& core) {
+    tell_blocks(num_blocks, [&](const auto& announce) {
+      core.end_session(namespace_of(name, name_size), session_of(session, session_size, 1),
+                       announce);
+    });
+  });
+}
+
+blockmgr_status blockmgr_signal(blockmgr_manager* manager, const void* name, size_t name_size,
+                                const void* session, size_t session_size, int32_t signal,
+                                double seconds, int64_t* num_blocks) {
+  return change(manager, [&](Sequences& core) {
+    const auto checked = Sequences::checked(signal, seconds);
+    tell_blocks(num_blocks, [&](const auto& announce) {
+      core.signal(namespace_of(name, name_size), session_of(session, session_size, 1), checked,
+                  seconds, announce);
+    });
+  });
 }

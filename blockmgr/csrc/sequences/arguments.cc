@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kMaxPlaces = 1 << 30;
 constexpr int kMaxStepsInFlight = 200;
+constexpr int kMaxSessions = 1 << 24;
 constexpr int kMaxWindow = 1 << 24;
 constexpr std::size_t kMaxGroups = 64;
 constexpr int kMaxParts = 254;
@@ -108,6 +109,7 @@ void check_options(const StoreConfig& config) {
   check_bounds("event_blocks", config.event_blocks, 0, kMaxPlaces);
   check_bounds("max_pinned_blocks", config.max_pinned_blocks, 0,
                config.retention ? capacity_of(config) : 0);
+  check_bounds("max_sessions", config.max_sessions, 0, kMaxSessions);
   check_quotas(config);
 }
 

@@ -2,6 +2,13 @@
 
 namespace blockmgr {
 
+Sessions::Signal Sessions::checked(int signal, double seconds) {
+  check_bounds("signal", signal, 0, static_cast<int>(Signal::kDone));
+  if (!(seconds > 0))
+    throw Error(ErrorKind::kValue, "seconds must be above 0, got " + std::to_string(seconds));
+  return static_cast<Signal>(signal);
+}
+
 SessionTable::Claim Sessions::claim(int partition, std::uint32_t root, std::string_view session) {
   return {rows().retaining("session", partition).named_sessions(), root, session};
 }
