@@ -243,11 +243,13 @@ def test_a_refusal_has_the_text_of_the_python_error(library: ctypes.CDLL) -> Non
 
 
 def test_events_have_the_tokens_of_each_stored_block(library: ctypes.CDLL) -> None:
-    _, manager = created(library, num_blocks=8, block_size=4, events=1)
+    _, manager = created(library, num_blocks=8, block_size=4, events=1, retention=1)
     handle, events = ctypes.c_int64(), ctypes.c_void_p()
-    names: list[tuple[bytes, list[int]]] = [(b"a", [*range(9)]), (b"b", [*range(50, 55)])]
-    for name, tokens in names:
+    session = ctypes.create_string_buffer(b"chat")
+    for name, tokens in ((b"a", [*range(9)]), (b"b", [*range(50, 55)])):
         prompt = prompt_of(tokens, name)
+        if name == b"b":
+            prompt.session, prompt.session_size = ctypes.addressof(session), 4
         assert not library.blockmgr_admit(manager, ctypes.byref(prompt), ctypes.byref(handle))
         assert not library.blockmgr_commit(manager, handle, ctypes.c_int64(len(tokens)))
     assert not library.blockmgr_take_events(manager, ctypes.byref(events))
@@ -256,11 +258,16 @@ def test_events_have_the_tokens_of_each_stored_block(library: ctypes.CDLL) -> No
     assert not library.blockmgr_events_list(events, ctypes.byref(found))
     runs = (event * found.num_events).from_address(found.events)
 
-    def read(run: Any) -> tuple[bytes, list[int]]:
+    def read(run: Any) -> tuple[bytes, bytes, list[int]]:
         tokens = (ctypes.c_uint32 * (4 * run.num_blocks)).from_address(run.tokens)
-        return ctypes.string_at(run.name, run.name_size), list(tokens)
+        names = (run.name, run.name_size), (run.session or 0, run.session_size)
+        name, of_session = (ctypes.string_at(at, size) if size else b"" for at, size in names)
+        return name, of_session, list(tokens)
 
-    assert [read(run) for run in runs] == [(b"a", [*range(8)]), (b"b", [*range(50, 54)])]
+    assert [read(run) for run in runs] == [
+        (b"a", b"", [*range(8)]),
+        (b"b", b"chat", [*range(50, 54)]),
+    ]
     assert found.num_digests == 3
     library.blockmgr_events_destroy(events)
     library.blockmgr_destroy(manager)

@@ -482,6 +482,8 @@ typedef struct blockmgr_event {
   const uint32_t* tokens; /* stored: num_blocks * block_size; else NULL */
   const void* name;       /* stored: the namespace */
   size_t name_size;
+  const void* session; /* stored: that of the sequence that cached them; NULL: none */
+  size_t session_size;
 } blockmgr_event;
 
 /* Extra keys of a stored block. */

@@ -67,6 +67,8 @@ std::unique_ptr<blockmgr_events> listed(blockmgr::EventColumns& taken, int block
       event.tokens = tokens;
       event.name = columns.names[i].data();
       event.name_size = columns.names[i].size();
+      if (run.session_size) event.session = columns.sessions[i].data();
+      event.session_size = static_cast<std::size_t>(run.session_size);
       tokens += run.num_blocks * block_size;
     }
     made->events.push_back(event);
