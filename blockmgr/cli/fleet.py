@@ -27,8 +27,8 @@ from blockmgr.cli.options import (
     source_options,
 )
 from blockmgr.lab.choices import pick, whole_numbers
-from blockmgr.lab.fleet import USUAL_PREFILL, FleetOptions, PrefillModel
-from blockmgr.lab.fleets import ApartResult, FleetRow, Size, Split, fleets
+from blockmgr.lab.fleet import USUAL_PREFILL, FleetOptions, PrefillModel, Size, Split
+from blockmgr.lab.fleets import FleetRow, fleets
 from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.routers import BY_EVENTS, ROUTERS
 from blockmgr.lab.routing import REPAIRS, Delivery, deliveries
@@ -338,7 +338,8 @@ def _entry(row: FleetRow) -> dict[str, Any]:
         entry["events"] = asdict(row.delivery)
     if found is not None:
         entry["waited"] = found.waited
-    if isinstance(found, ApartResult):
+        entry["of_replicas"] = [result.as_plain for result in found.prefill]
+    if found is not None and row.split is not None:
         entry |= {
             "prefill": len(found.prefill),
             "decode": len(found.decode),
@@ -346,11 +347,8 @@ def _entry(row: FleetRow) -> dict[str, Any]:
             "decode_imbalance": found.decode_imbalance,
             "handover_mean_ms": found.handover_mean_ms,
             "sent_tokens": found.sent_tokens,
-            "of_replicas": [result.as_plain for result in found.prefill],
             "of_decode_replicas": [result.as_plain for result in found.decode],
         }
-    elif found is not None:
-        entry["of_replicas"] = [result.as_plain for result in found.replicas]
     return entry
 
 
@@ -364,7 +362,7 @@ def _table(rows: tuple[FleetRow, ...], cost: _Cost) -> Table:
             table.add_section()
         before = row.size
         cells = [str(row.size), f"{row.num_blocks:,}", *cost.cells(row), row.label, *row.cells]
-        if isinstance(row.result, ApartResult):
+        if row.result is not None and row.split is not None:
             cells += [f"{row.result.sent_tokens:,}", f"{row.result.handover_mean_ms:,.0f}"]
         table.add_row(*cells, *[NOTHING] * (len(headings) - len(cells)))
     return table
