@@ -26,9 +26,9 @@ from blockmgr.cli.options import (
 )
 from blockmgr.files import check_output
 from blockmgr.lab.choices import parse_policies, whole_numbers
+from blockmgr.lab.replays import warmup_requests
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.study import parse_capacities
-from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
     from pathlib import Path

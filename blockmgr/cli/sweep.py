@@ -23,11 +23,11 @@ from blockmgr.cli.options import (
     warmup_option,
 )
 from blockmgr.lab.choices import parse_policies
+from blockmgr.lab.replays import warmup_requests
 from blockmgr.lab.report import counts_of, json_text, new_table, print_table
 from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.sweep import Sweep, SweepRow, num_tasks
 from blockmgr.lab.sweep import sweep as run_sweep
-from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -14,7 +14,7 @@ from blockmgr.tiers.plans import DEVICE, Proofs, Transfer
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.idle_calls import IdleCalls
+    from blockmgr.common_calls import CommonCalls
     from blockmgr.tiers.layout import Pieces
     from blockmgr.tiers.paths import Path
 
@@ -135,7 +135,7 @@ class Tickets:
         return sum(len(t) for t in self.open.values() if t.is_load is is_load)
 
 
-def num_unchanged(holder: IdleCalls, ticket: Ticket) -> int:
+def num_unchanged(holder: CommonCalls, ticket: Ticket) -> int:
     """Leading source blocks of a store that kept their content since the plan.
 
     What is read from an idle block counts only if the block was not evicted meanwhile: so no

@@ -16,8 +16,7 @@ from blockmgr import __version__
 from blockmgr.files import check_output, replacing
 from blockmgr.lab.html import page
 from blockmgr.lab.page.chapters import chapters
-from blockmgr.lab.page.facts import Extent, Outcome, Report
-from blockmgr.lab.page.gather import gather, num_steps
+from blockmgr.lab.page.facts import Extent, Outcome, Report, gather, num_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
