@@ -10,9 +10,8 @@ from blockmgr.errors import OutOfBlocksError, StaleMatchError, TicketError
 from blockmgr.manager import BlockManager
 from blockmgr.tiers.layout import Pieces
 from blockmgr.tiers.paths import Path
-from blockmgr.tiers.plans import DEVICE, LookUp, TierMatch
+from blockmgr.tiers.plans import DEVICE, LookUp, Ticket, Tickets, TierMatch
 from blockmgr.tiers.shared_books import SharedBooks
-from blockmgr.tiers.tickets import Ticket, Tickets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

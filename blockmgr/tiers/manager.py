@@ -26,10 +26,9 @@ from blockmgr.prompt import Prompt
 from blockmgr.tiers.layout import Layout
 from blockmgr.tiers.loads import Loads, LookUps
 from blockmgr.tiers.paths import Path, secret
-from blockmgr.tiers.plans import LookUp, TierMatch, TierStats, TransferPlan
+from blockmgr.tiers.plans import LookUp, Ticket, Tickets, TierMatch, TierStats, TransferPlan
 from blockmgr.tiers.shared_books import SharedBooks
 from blockmgr.tiers.stores import Stores
-from blockmgr.tiers.tickets import Ticket, Tickets
 from blockmgr.tiers.tier import TierBooks, TierConfig
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from blockmgr.manager import BlockManager
 from blockmgr.pool import BlockPool
 from blockmgr.tiers.layout import Pieces
 from blockmgr.tiers.paths import Origin, Path, part_of
-from blockmgr.tiers.plans import DEVICE
-from blockmgr.tiers.tickets import Ticket, Tickets, num_unchanged
+from blockmgr.tiers.plans import DEVICE, Ticket, Tickets, num_unchanged
 
 if TYPE_CHECKING:
     import numpy.typing as npt

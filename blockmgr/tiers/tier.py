@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from blockmgr.event_columns import Events
     from blockmgr.policy import PolicyFactory
     from blockmgr.tiers.layout import Layout
-    from blockmgr.tiers.tickets import Ticket
+    from blockmgr.tiers.plans import Ticket
 
 __all__ = ["Ends", "Parent", "Reach", "TierBooks", "TierConfig"]
 
