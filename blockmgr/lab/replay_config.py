@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.request import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
-    from blockmgr.tiers.store_names import StoreName
+    from blockmgr.tiers.kinds import StoreName
 
 __all__ = [
     "HINT_MODELS",

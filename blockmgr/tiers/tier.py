@@ -23,6 +23,7 @@ from blockmgr.event_columns import Tier
 from blockmgr.options import check_options, rule
 from blockmgr.pool import BlockPool
 from blockmgr.tiers.group_events import GroupEvents
+from blockmgr.tiers.kinds import STORES, StoreName
 from blockmgr.tiers.layout import Pieces
 from blockmgr.tiers.paths import (
     Path,
@@ -37,7 +38,6 @@ from blockmgr.tiers.paths import (
 from blockmgr.tiers.plans import Proofs, TierStats
 from blockmgr.tiers.shared import SharedStorage
 from blockmgr.tiers.slab import Slab
-from blockmgr.tiers.store_names import STORES, StoreName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
