@@ -14,7 +14,6 @@ from blockmgr.cli.options import (
     block_sizes_option,
     debug_option,
     dtype_option,
-    forward_options,
     given,
     how_options_without,
     json_option,
@@ -93,7 +92,6 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @tier_options
 @how_options_without("block_size", "eviction", "dedup")
-@forward_options
 @json_option()
 @debug_option
 @given
