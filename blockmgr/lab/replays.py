@@ -16,11 +16,11 @@ import numpy as np
 
 from blockmgr.lab.attainable import Attainable, unbounded_of
 from blockmgr.lab.by_ids import IdReplays, id_replays, same_replays
-from blockmgr.lab.curve import between
+from blockmgr.lab.curve import between, hit_rate_curve
 from blockmgr.lab.optimum import Optimum, check_full_blocks_only, optima_of
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import ReplayConfig, ReplayResult, replay
-from blockmgr.lab.study import attainable
+from blockmgr.lab.study import attainable, full_attention
 from blockmgr.lab.tiered import less
 
 if TYPE_CHECKING:
@@ -85,6 +85,18 @@ class Replays:
         by_ids = self._by_ids(config)
         columns = references(self._trace, config) if by_ids is None else by_ids.columns()
         return optima_of(columns.counted_after(self._warmup), sizes, config)
+
+    def curve(self, config: ReplayConfig) -> Curve:
+        """The hits at every capacity."""
+        found = hit_rate_curve(self._trace, config)
+        return found if self._first is None else curve_after(found, self._first.curve(config))
+
+    def full_attention(self, config: ReplayConfig) -> Attainable:
+        """The counts of an unbounded pool for full attention alone."""
+        found = full_attention(self._trace, config)
+        if self._first is None:
+            return found
+        return attainable_after(found, self._first.full_attention(config))
 
     def replay(self, num_blocks: int, config: ReplayConfig) -> ReplayResult:
         """One replay."""

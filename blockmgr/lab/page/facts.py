@@ -7,14 +7,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.explain import MissReason
-from blockmgr.lab.curve import Curve, hit_rate_curve
 from blockmgr.lab.fleet import FleetOptions
 from blockmgr.lab.fleets import FleetRow, fleets
 from blockmgr.lab.misses import misses
 from blockmgr.lab.replay_config import HINT_MODELS
-from blockmgr.lab.replays import Replays, attainable_after, curve_after, first_requests
+from blockmgr.lab.replays import Replays
 from blockmgr.lab.routers import ROUTERS
-from blockmgr.lab.study import Capacity, full_attention, parse_capacities, working_set_blocks
+from blockmgr.lab.study import Capacity, parse_capacities, working_set_blocks
 from blockmgr.lab.sweep import check_pool, largest_request_blocks, num_tasks, sweep
 from blockmgr.lab.workers import workers_on
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from blockmgr.lab.attainable import Attainable
+    from blockmgr.lab.curve import Curve
     from blockmgr.lab.misses import MissTable
     from blockmgr.lab.models import Model
     from blockmgr.lab.replay import ReplayConfig, ReplayResult
@@ -293,7 +293,8 @@ def gather(
     step = advance or (lambda: None)
     asked = extent or Extent()
     alone = replace(config.of_device, eviction="lru")
-    curve = _curve(trace, alone, asked.warmup)
+    lru = Replays(trace, asked.warmup)
+    curve = None if config.groups else lru.curve(alone)
     step()
     names = tuple(dict.fromkeys(("lru", *policies)))
     working_set = working_set_blocks(trace, alone)
@@ -323,31 +324,12 @@ def gather(
         curve=curve,
         sweep=outcome,
         misses=missed,
-        full_attention=_full_attention(trace, alone, asked.warmup),
+        full_attention=lru.full_attention(alone) if config.has_states else None,
         fleet=_fleet(trace, capacity, alone, asked, step),
         hinted=dict(zip(hints, again, strict=False)),
         tiered=again[-1] if config.tiers else (),
         extent=asked,
     )
-
-
-def _curve(trace: Trace, config: ReplayConfig, warmup: int) -> Curve | None:
-    """LRU at every pool size; None with groups of layers, for which there is no curve."""
-    if config.groups:
-        return None
-    whole = hit_rate_curve(trace, config)
-    if not warmup:
-        return whole
-    return curve_after(whole, hit_rate_curve(first_requests(trace, warmup), config))
-
-
-def _full_attention(trace: Trace, config: ReplayConfig, warmup: int) -> Attainable | None:
-    if not config.has_states:
-        return None
-    whole = full_attention(trace, config)
-    if not warmup:
-        return whole
-    return attainable_after(whole, full_attention(first_requests(trace, warmup), config))
 
 
 def _fleet(
