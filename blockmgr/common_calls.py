@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from blockmgr.arguments import real
-from blockmgr.blocks import CopyPlan, Pin
+from blockmgr.blocks import CachedPrefix, CopyPlan, IdleFront, Pin, PrefixParts
 from blockmgr.errors import InvariantError, PolicyError
+from blockmgr.event_columns import Events, events_of
 from blockmgr.stats import HitRateCurve, QuotaUsage
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from blockmgr import _core
     from blockmgr.config import ManagerConfig
+    from blockmgr.tokens import Ints
 
 __all__ = ["CommonCalls"]
 
 
 class CommonCalls:
-    """Copies, pins, the time, shares, and checks."""
+    """Copies, pins, the time, shares, events, blocks that are evicted soon, and checks."""
 
     __slots__ = ()
 
@@ -185,6 +190,144 @@ class CommonCalls:
         Cost: O(max_seqs).
         """
         return self._core.memory_usage()
+
+    # Events.
+
+    def take_events(self) -> Events:
+        """The blocks that became findable or stopped being findable since the last call.
+
+        A mirror that applies the events in order has, after each call, exactly the digests of the
+        findable full blocks; with several groups of layers, those of each group. A partial tail has
+        no digest and no events. A block counts as stored when it is committed, which is before its
+        K/V is written with ``early_commit``; a withdrawn commit counts as a removal. A state counts
+        as stored when the copy that keeps it is applied.
+
+        If ``num_lost`` is above 0, the mirror is stale; ``take_snapshot`` repairs it.
+
+        Raises:
+            ValueError: The manager or pool was built without ``events``.
+
+        Cost: O(blocks of the events).
+
+        >>> from blockmgr import BlockManager
+        >>> manager = BlockManager(num_blocks=8, block_size=2, events=True)
+        >>> handle = manager.admit([1, 2, 3, 4, 5])
+        >>> manager.commit(handle, 5)
+        >>> [event] = manager.take_events()
+        >>> event.kind.name, event.tokens.tolist(), event.parent
+        ('STORED', [[1, 2], [3, 4]], None)
+        >>> len(manager.take_events())
+        0
+        """
+        events: Events = self._core.take_events(self._make_events("take_events"))
+        return events
+
+    def take_snapshot(self) -> Events:
+        """All findable blocks, to fill an empty mirror or repair one that lost events.
+
+        The first event clears the device's tier; then come the blocks, parents before children.
+        Events that waited for ``take_events`` are dropped, because the snapshot includes their
+        effect; later events come with the next ``take_events``.
+
+        Raises:
+            ValueError: The manager or pool was built without ``events``.
+
+        Cost: O(cached blocks).
+        """
+        events: Events = self._core.take_snapshot(self._make_events("take_snapshot"))
+        return events
+
+    def resident_events(self) -> Events:
+        """All findable blocks, in the form of ``take_snapshot``; changes nothing.
+
+        For one mirror among several. It includes the effect of events that wait for
+        ``take_events``. A mirror that applies both is still correct.
+
+        Raises:
+            ValueError: The manager or pool was built without ``events``.
+
+        Cost: O(cached blocks).
+        """
+        events: Events = self._core.resident_events(self._make_events("resident_events"))
+        return events
+
+    def _make_events(self, call: str) -> partial[Events]:
+        if not self._config.events:
+            raise ValueError(f"{call} needs events=True")
+        return partial(events_of, self._config.block_size)
+
+    # Blocks that are evicted soon: what a caller needs to copy them elsewhere before.
+
+    def idle_front(self, most: int) -> IdleFront:
+        """The ends of the cached prefixes that are evicted soon; changes nothing.
+
+        The order is that of the last use, the longest ago first, whatever the policy. With
+        ``quotas``, each share has a part of the front in proportion to its size. With several
+        groups of layers, a prefix ends where prompts can continue; the ends that sequences only
+        passed come first, as in evictions, and of a path the last one. With
+        ``min_partial_tokens``, a prefix can end with a block that is not full.
+
+        Args:
+            most: Idle blocks to look at. With one group, those that another cached block continues
+                are left out: ``prefix_of`` of that block includes them.
+
+        Raises:
+            ValueError: ``most`` below 0.
+            TypeError: ``most`` is not an int.
+
+        Cost: O(most).
+        """
+        return IdleFront(*self._core.idle_front(most))
+
+    def prefix_of(self, block: int) -> CachedPrefix:
+        """The prefix that ends with a cached block; changes nothing.
+
+        It ends earlier, before the first block whose K/V is not written yet.
+
+        Args:
+            block: A cached block, of any group of layers. The cached tail of a sequence has fewer
+                tokens than others.
+
+        Raises:
+            BlockStateError: The block is not cached.
+            ValueError: The block is out of bounds.
+            TypeError: ``block`` is not an int.
+
+        Cost: O(blocks of the prefix).
+
+        >>> from blockmgr import BlockManager
+        >>> manager = BlockManager(num_blocks=8, block_size=2)
+        >>> handle = manager.admit([1, 2, 3, 4, 5])
+        >>> manager.commit(handle, 5)
+        >>> manager.free(handle)
+        >>> [last] = manager.idle_front(8).block_ids.tolist()
+        >>> manager.prefix_of(last).tokens.tolist()
+        [1, 2, 3, 4]
+        """
+        # By name: CPython leaks a starred list for which there is no memory.
+        ids, contents, tokens, name, extras, levels, until, is_whole, parts = self._core.prefix_of(
+            block
+        )
+        own = PrefixParts(*parts)
+        return CachedPrefix(ids, contents, tokens, name, extras, levels, until, is_whole, own)
+
+    def contents_of(self, blocks: Ints) -> npt.NDArray[np.int64]:
+        """A number of the content of each block, which no other content ever has.
+
+        If the number is the same before and after a read, the read has got that content.
+
+        Args:
+            blocks: ``int[n]``, of any group of layers.
+
+        Returns:
+            ``int64[n]`` on the host, owned by the caller; -1 for a block that is not cached.
+
+        Raises:
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+        """
+        contents: npt.NDArray[np.int64] = self._core.contents_of(blocks)
+        return contents
 
     # Checks.
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_LINE_BYTES",
     "bounded_lines",
-    "bounded_lines_of",
     "check_output",
     "printable",
     "replacing",
@@ -33,28 +32,16 @@ MAX_LINE_BYTES: Final = 64 * 2**20
 """Longest line to read, including its end: about ten million tokens."""
 
 
-def bounded_lines(
-    path: str | Path, most_bytes: int = MAX_LINE_BYTES
-) -> Iterator[tuple[int, bytes]]:
+def bounded_lines(file: BinaryIO, path: str, most_bytes: int) -> Iterator[tuple[int, bytes]]:
     """The lines of a file, numbered from 1, with their line ends.
 
     Args:
-        path: File to read.
+        file: The file, open.
+        path: What messages call it.
         most_bytes: Longest line to accept. The reader never holds more of a line.
 
     Raises:
         TraceFormatError: A line is longer. The error names the line, which was not read to its end.
-        OSError: The file cannot be read.
-    """
-    with Path(path).open("rb") as file:
-        yield from bounded_lines_of(file, str(path), most_bytes)
-
-
-def bounded_lines_of(file: BinaryIO, path: str, most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """``bounded_lines`` of an open file, which messages call ``path``.
-
-    Raises:
-        TraceFormatError: As ``bounded_lines`` does.
         OSError: The file cannot be read.
     """
     number = 0

@@ -24,7 +24,6 @@ from blockmgr.common_calls import CommonCalls
 from blockmgr.config import ManagerConfig, ManagerOptions, core_options
 from blockmgr.digest_calls import DigestCalls
 from blockmgr.errors import UnknownSequenceError
-from blockmgr.event_calls import EventCalls
 from blockmgr.explain import Explanation, explanation
 from blockmgr.groups import (
     FullAttention,
@@ -35,7 +34,6 @@ from blockmgr.groups import (
     is_single,
     tokens_per_block,
 )
-from blockmgr.idle_calls import IdleCalls
 from blockmgr.options import spells_options
 from blockmgr.prompt import Prompt, parts_of
 from blockmgr.stats import RecentHits, Stats
@@ -56,7 +54,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(CommonCalls, EventCalls, DigestCalls, IdleCalls, NotCopied):
+class BlockManager(CommonCalls, DigestCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when

@@ -12,8 +12,6 @@ from blockmgr.arguments import extras_pairs, is_number, whole
 from blockmgr.blocks import Priority, retention_of
 from blockmgr.common_calls import CommonCalls
 from blockmgr.config import ManagerConfig, PoolOptions, core_options
-from blockmgr.event_calls import EventCalls
-from blockmgr.idle_calls import IdleCalls
 from blockmgr.options import spells_options
 from blockmgr.uncopied import NotCopied
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockPool"]
 
 
-class BlockPool(CommonCalls, EventCalls, IdleCalls, NotCopied):
+class BlockPool(CommonCalls, NotCopied):
     """Blocks, references to them, and the prefixes they are cached for; no sequences.
 
     For adapters that keep their own block tables; engines use ``BlockManager``. Both have the same

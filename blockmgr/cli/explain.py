@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from blockmgr.cli import options
 from blockmgr.cli.common import progress_bar, tell_rejected
-from blockmgr.cli.options import (
-    Given,
-    capacity_option,
-    debug_option,
-    engine_options,
-    given,
-    json_option,
-    source_options,
-)
+from blockmgr.cli.options import Given, given
 from blockmgr.explain import MissReason
 from blockmgr.lab.misses import explain_request, misses
 from blockmgr.lab.report import json_text, new_table, print_table
@@ -38,17 +31,17 @@ SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 
 
 @click.command(short_help="Print the reasons for missed tokens.")
-@source_options
-@capacity_option("Pool size: blocks, or a percentage of the working set.")
-@engine_options()
+@options.source_options
+@options.capacity_option("Pool size: blocks, or a percentage of the working set.")
+@options.engine_options()
 @click.option(
     "--request",
     type=click.IntRange(min=1),
     metavar="N",
     help="Explain only the N-th request of the trace, at its admission.",
 )
-@json_option()
-@debug_option
+@options.json_option()
+@options.debug_option
 @given
 def explain(run: Given, *, capacity: Capacity, request: int | None) -> None:
     """Replay requests and print the reasons for missed tokens.

@@ -10,25 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from blockmgr.arguments import amount
+from blockmgr.cli import options
 from blockmgr.cli.common import progress_bar, telling
-from blockmgr.cli.options import (
-    EVERY_ROUTER,
-    Given,
-    capacity_option,
-    debug_option,
-    engine_options,
-    file_option,
-    given,
-    jobs_options,
-    json_option,
-    parsed,
-    read_option,
-    router_names,
-    source_options,
-)
+from blockmgr.cli.options import Given, given
 from blockmgr.lab.choices import pick, whole_numbers
-from blockmgr.lab.fleet import USUAL_PREFILL, FleetOptions, PrefillModel
-from blockmgr.lab.fleets import ApartResult, FleetRow, Size, Split, fleets
+from blockmgr.lab.fleet import USUAL_PREFILL, FleetOptions, PrefillModel, Size, Split
+from blockmgr.lab.fleets import FleetRow, fleets
 from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.routers import BY_EVENTS, ROUTERS
 from blockmgr.lab.routing import REPAIRS, Delivery, deliveries
@@ -127,11 +114,11 @@ def _repairs(text: str) -> tuple[str, ...]:
 
 
 def _amount(flags: str, default: float | None, help_: str, **more: Any) -> Callable[[F], F]:
-    """An option with a number of at least 0; ``flags`` as in ``read_option``."""
+    """An option with a number of at least 0; ``flags`` as in ``options.read_option``."""
     return click.option(
         *flags.split(),
         type=float,
-        callback=parsed(partial(amount, "number")),
+        callback=options.parsed(partial(amount, "number")),
         default=default,
         show_default=default is not None,
         help=help_,
@@ -140,41 +127,41 @@ def _amount(flags: str, default: float | None, help_: str, **more: Any) -> Calla
 
 
 @click.command(short_help="Replay on several replicas behind a router.")
-@source_options
-@read_option(
+@options.source_options
+@options.read_option(
     "--replicas",
     _replicas,
     "COUNTS",
     "Numbers of replicas, separated by commas; 6+2 are 6 that prefill and 2 that decode.",
     default="1,2,4,8",
 )
-@read_option(
+@options.read_option(
     "--routers --router routers",
-    router_names,
+    options.router_names,
     "NAMES",
-    f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {EVERY_ROUTER}.  "
-    f"[default: {EVERY_ROUTER} but {BY_EVENTS}, which needs the extra events]",
+    f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {options.EVERY_ROUTER}.  "
+    f"[default: {options.EVERY_ROUTER} but {BY_EVENTS}, which needs the extra events]",
     none=SEEING,
 )
-@capacity_option(
+@options.capacity_option(
     "Blocks of the whole fleet, or a percentage of the working set; split evenly.", "20%"
 )
 @_amount("--load-weight", 0.25, "Weight of the load in prefix-minus-load and events.")
-@read_option(
+@options.read_option(
     "--event-delay-ms delays_ms",
     _delays,
     "TIMES",
     "How late events reach the router events; several, separated by commas.",
     default="0",
 )
-@read_option(
+@options.read_option(
     "--event-loss losses",
     _losses,
     "SHARES",
     "Shares of the batches of events that never arrive.",
     default="0",
 )
-@read_option(
+@options.read_option(
     "--event-repair repairs",
     _repairs,
     "NAMES",
@@ -217,14 +204,14 @@ def _amount(flags: str, default: float | None, help_: str, **more: Any) -> Calla
     "Your price of a GPU for an hour: adds GPUs and the price of a fleet for an hour.",
     metavar="PRICE",
 )
-@engine_options()
-@jobs_options
-@json_option()
-@file_option(
+@options.engine_options()
+@options.jobs_options
+@options.json_option()
+@options.file_option(
     "--plot plot_path",
     "Draw hit rate and imbalance over replicas into a .png or .svg, the data beside it.",
 )
-@debug_option
+@options.debug_option
 @given
 def fleet(
     run: Given,
@@ -338,7 +325,8 @@ def _entry(row: FleetRow) -> dict[str, Any]:
         entry["events"] = asdict(row.delivery)
     if found is not None:
         entry["waited"] = found.waited
-    if isinstance(found, ApartResult):
+        entry["of_replicas"] = [result.as_plain for result in found.prefill]
+    if found is not None and row.split is not None:
         entry |= {
             "prefill": len(found.prefill),
             "decode": len(found.decode),
@@ -346,11 +334,8 @@ def _entry(row: FleetRow) -> dict[str, Any]:
             "decode_imbalance": found.decode_imbalance,
             "handover_mean_ms": found.handover_mean_ms,
             "sent_tokens": found.sent_tokens,
-            "of_replicas": [result.as_plain for result in found.prefill],
             "of_decode_replicas": [result.as_plain for result in found.decode],
         }
-    elif found is not None:
-        entry["of_replicas"] = [result.as_plain for result in found.replicas]
     return entry
 
 
@@ -364,7 +349,7 @@ def _table(rows: tuple[FleetRow, ...], cost: _Cost) -> Table:
             table.add_section()
         before = row.size
         cells = [str(row.size), f"{row.num_blocks:,}", *cost.cells(row), row.label, *row.cells]
-        if isinstance(row.result, ApartResult):
+        if row.result is not None and row.split is not None:
             cells += [f"{row.result.sent_tokens:,}", f"{row.result.handover_mean_ms:,.0f}"]
         table.add_row(*cells, *[NOTHING] * (len(headings) - len(cells)))
     return table

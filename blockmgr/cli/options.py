@@ -44,7 +44,6 @@ __all__ = [
     "dtype_option",
     "engine_options",
     "file_option",
-    "forward_options",
     "given",
     "how_options_of",
     "how_options_without",
@@ -372,6 +371,8 @@ def _how_option(row: Field[Any]) -> Callable[[F], F]:
     kind: dict[str, Any] = {"type": click.Choice(choices)} if choices else {}
     if isinstance(row.default, bool):
         kind = {"is_flag": True}
+    if row.default is None:
+        kind = {"type": int, "metavar": "N"}
     if row.name == "eviction":
         kind = {"callback": parsed(pick_policy), "metavar": "NAME"}
     return click.option(
@@ -425,31 +426,11 @@ dtype_option = read_option(
 """``--dtype``."""
 
 
-def forward_options(command: F) -> F:
-    """``--forward-tokens`` and ``--prompt-end-stop``."""
-    tokens = click.option(
-        "--forward-tokens",
-        type=click.IntRange(min=1),
-        default=8192,
-        show_default=True,
-        help="Most tokens of a prompt that one forward computes, for models with several groups.",
-    )
-    stop = click.option(
-        "--prompt-end-stop",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Also cache a state this many tokens before the end of each prompt, for models with "
-        "recurrent states; needs --min-partial-tokens.",
-    )
-    return tokens(stop(command))
-
-
 def engine_options(*without: str) -> Callable[[F], F]:
-    """``--model``, ``--dtype``, ``how_options_without``, and ``forward_options``."""
+    """``--model``, ``--dtype``, and ``how_options_without``."""
 
     def add(command: F) -> F:
-        how = how_options_without(*without)
-        return model_option(dtype_option(how(forward_options(command))))
+        return model_option(dtype_option(how_options_without(*without)(command)))
 
     return add
 

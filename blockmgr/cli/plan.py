@@ -8,22 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from blockmgr.cli import options
 from blockmgr.cli.common import percent, progress_bar
-from blockmgr.cli.options import (
-    Given,
-    block_sizes_option,
-    debug_option,
-    dtype_option,
-    forward_options,
-    given,
-    how_options_without,
-    json_option,
-    model_option,
-    parsed,
-    read_option,
-    source_options,
-    tier_options,
-)
+from blockmgr.cli.options import Given, given
 from blockmgr.lab.choices import different, parse_gib
 from blockmgr.lab.planning import LARGE_STEP, Plan, PlanRow, kv_bytes_per_token
 from blockmgr.lab.planning import plan as run_plan
@@ -51,27 +38,27 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     """``--model``, or the numbers that determine the size of its K/V in one group."""
     positive = click.IntRange(min=1)
     for option in (
-        dtype_option,
+        options.dtype_option,
         click.option("--head-size", type=positive, help="Elements of one head of K, and of V."),
         click.option("--kv-heads", type=positive, help="K/V heads of a layer on one device."),
         click.option("--layers", type=positive, help="Layers that keep K/V."),
     ):
         command = option(command)
-    return model_option(command)
+    return options.model_option(command)
 
 
 @click.command(short_help="Print the blocks and GiB for a hit rate.")
-@source_options
+@options.source_options
 @click.option(
     "--hit-rate",
     "hit_rates",
     multiple=True,
     required=True,
-    callback=parsed(_hit_rates),
+    callback=options.parsed(_hit_rates),
     metavar="SHARE",
     help="A token hit rate to reach, such as 30%; may be given several times.",
 )
-@block_sizes_option(
+@options.block_sizes_option(
     "Tokens per block; several, separated by commas, are compared.",
     "--block-size",
     "--block-sizes",
@@ -85,17 +72,16 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="GPUS",
     help="GPUs that divide the K/V heads of --model: GiB are those of each.",
 )
-@read_option(
+@options.read_option(
     "--gpu-memory",
     parse_gib,
     "GIB",
     "GiB for K/V on each GPU, or a size such as 20GiB: adds whether the blocks fit.",
 )
-@tier_options
-@how_options_without("block_size", "eviction", "dedup")
-@forward_options
-@json_option()
-@debug_option
+@options.tier_options
+@options.how_options_without("block_size", "eviction", "dedup")
+@options.json_option()
+@options.debug_option
 @given
 def plan(
     run: Given,

@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from blockmgr.cli import options
 from blockmgr.cli.common import progress_bar, tell_rejected, telling
-from blockmgr.cli.options import (
-    Given,
-    debug_option,
-    engine_options,
-    file_option,
-    given,
-    json_option,
-    read_option,
-    source_options,
-    tier_options,
-)
+from blockmgr.cli.options import Given, given
 from blockmgr.lab.report import as_json, print_groups, print_study, print_tiers
 from blockmgr.lab.study import parse_capacities, parse_share, study
 
@@ -36,17 +27,17 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
 
 
 @click.command(short_help="Replay requests and print the hit rate.")
-@source_options
-@read_option(
+@options.source_options
+@options.read_option(
     "--capacity --capacities capacities",
     parse_capacities,
     "SIZES",
     "Pool sizes: blocks, or percentages of the working set, separated by commas.",
     default="5%,10%,20%,50%,100%",
 )
-@tier_options
-@engine_options()
-@read_option(
+@options.tier_options
+@options.engine_options()
+@options.read_option(
     "--min-hit-rate",
     parse_share,
     "SHARE",
@@ -60,11 +51,11 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     flag_value=False,
     help="Leave out the unbounded pool, which takes memory for every distinct prefix.",
 )
-@json_option()
-@file_option(
+@options.json_option()
+@options.file_option(
     "--plot plot_path", "Draw the curve into a .png or .svg, and write its data into a .csv."
 )
-@debug_option
+@options.debug_option
 @given
 def replay(
     run: Given,

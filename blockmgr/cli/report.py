@@ -9,26 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from blockmgr.cli import options
 from blockmgr.cli.common import progress_bar, telling
-from blockmgr.cli.options import (
-    Given,
-    capacity_option,
-    debug_option,
-    engine_options,
-    file_option,
-    given,
-    json_option,
-    read_option,
-    router_names,
-    source_options,
-    tier_options,
-    warmup_option,
-)
+from blockmgr.cli.options import Given, given
 from blockmgr.files import check_output
 from blockmgr.lab.choices import parse_policies, whole_numbers
+from blockmgr.lab.replays import warmup_requests
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.study import parse_capacities
-from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,47 +39,49 @@ def _replica_counts(text: str) -> tuple[int, ...]:
 
 
 @click.command(short_help="Write a web page on the hit rate.")
-@source_options
-@file_option("--output -o", "The page: a .html that needs no other file.", required=True)
-@capacity_option("The pool to look at in detail: blocks, or a percentage of the working set.")
-@read_option(
+@options.source_options
+@options.file_option("--output -o", "The page: a .html that needs no other file.", required=True)
+@options.capacity_option(
+    "The pool to look at in detail: blocks, or a percentage of the working set."
+)
+@options.read_option(
     "--capacities",
     parse_capacities,
     "SIZES",
     "Pool sizes to compare policies at.  [default: those of 1%,2%,5%,10%,20%,50% that fit]",
     none=(),
 )
-@read_option(
+@options.read_option(
     "--policies",
     parse_policies,
     "NAMES",
     "Eviction policies to compare with LRU, separated by commas.",
     default="all",
 )
-@warmup_option
-@read_option(
+@options.warmup_option
+@options.read_option(
     "--replicas",
     _replica_counts,
     "COUNTS",
     "Add a chapter on the same blocks split over so many replicas, such as 1,2,4,8.",
     none=(),
 )
-@read_option(
+@options.read_option(
     "--routers",
-    router_names,
+    options.router_names,
     "NAMES",
     f"Routers of these replicas: {', '.join(ROUTERS)}.",
     default="all",
 )
-@tier_options
-@engine_options("eviction", "dedup")
+@options.tier_options
+@options.engine_options("eviction", "dedup")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     help="Number of processes.  [default: one a CPU]",
 )
-@json_option("Print the numbers of the page as JSON.")
-@debug_option
+@options.json_option("Print the numbers of the page as JSON.")
+@options.debug_option
 @given
 def report(
     run: Given,

@@ -13,18 +13,9 @@ from rich.text import Text
 
 from blockmgr.block_words import further_tables, group_blocks
 from blockmgr.blocks import BlockState
+from blockmgr.cli import options
 from blockmgr.cli.common import percent, progress_bar, telling
-from blockmgr.cli.options import (
-    Given,
-    capacity_option,
-    debug_option,
-    engine_options,
-    file_option,
-    given,
-    json_option,
-    read_option,
-    source_options,
-)
+from blockmgr.cli.options import Given, given
 from blockmgr.files import check_output
 from blockmgr.inspect import LETTERS, pieces
 from blockmgr.lab.replay import Moment, replay, replay_until
@@ -53,20 +44,20 @@ STYLES: Final = {
 
 
 @click.command(short_help="Show the blocks in the middle of a replay.")
-@source_options
-@capacity_option("Pool size: blocks, or a percentage of the working set.")
-@engine_options()
+@options.source_options
+@options.capacity_option("Pool size: blocks, or a percentage of the working set.")
+@options.engine_options()
 @click.option(
     "--step",
     type=click.IntRange(min=1),
     help="Show the pool after this step: an instant at which requests were admitted or ended.",
 )
-@read_option(
+@options.read_option(
     "--at", parse_share, "SHARE", "Show the pool after this share of the steps.  [default: 50%]"
 )
-@file_option("--output -o", "Draw a map into a .svg instead of printing text.")
-@json_option("Print JSON instead of text.")
-@debug_option
+@options.file_option("--output -o", "Draw a map into a .svg instead of printing text.")
+@options.json_option("Print JSON instead of text.")
+@options.debug_option
 @given
 def show(
     run: Given,

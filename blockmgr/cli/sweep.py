@@ -8,26 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from blockmgr.cli import options
 from blockmgr.cli.common import progress_bar
-from blockmgr.cli.options import (
-    Given,
-    block_sizes_option,
-    debug_option,
-    engine_options,
-    given,
-    jobs_options,
-    json_option,
-    read_option,
-    source_options,
-    tier_options,
-    warmup_option,
-)
+from blockmgr.cli.options import Given, given
 from blockmgr.lab.choices import parse_policies
+from blockmgr.lab.replays import warmup_requests
 from blockmgr.lab.report import counts_of, json_text, new_table, print_table
 from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.sweep import Sweep, SweepRow, num_tasks
 from blockmgr.lab.sweep import sweep as run_sweep
-from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -61,28 +50,30 @@ TIER_HEADINGS: Final = ("tiers", "of\ndevice", "one LRU\npool", "stored")
 
 
 @click.command(short_help="Compare policies, pool sizes and block sizes.")
-@source_options
-@read_option(
+@options.source_options
+@options.read_option(
     "--policies --eviction policies",
     parse_policies,
     "NAMES",
     "Eviction policies, separated by commas.",
     default="all",
 )
-@read_option(
+@options.read_option(
     "--capacities --capacity capacities",
     parse_capacities,
     "SIZES",
     "Pool sizes: blocks, or percentages of the working set, separated by commas.",
     default="1%,2%,5%,10%,20%,50%",
 )
-@block_sizes_option("Tokens per block, separated by commas.", "--block-sizes", "--block-size")
-@warmup_option
-@tier_options
-@engine_options("block_size", "eviction")
-@jobs_options
-@json_option()
-@debug_option
+@options.block_sizes_option(
+    "Tokens per block, separated by commas.", "--block-sizes", "--block-size"
+)
+@options.warmup_option
+@options.tier_options
+@options.engine_options("block_size", "eviction")
+@options.jobs_options
+@options.json_option()
+@options.debug_option
 @given
 def sweep(
     run: Given,

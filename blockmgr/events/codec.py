@@ -179,20 +179,10 @@ class Encoder:
         return self._encoder.encode(wire.Batch(ts, made, self._rank, about))
 
     def _parts(self, events: Iterable[Event]) -> Iterator[list[Any]]:
-        part: list[Any] = []
-        size = 0
-        for event in events:
-            if self._old and not self._is_whole_prefix(event):
-                continue
-            for piece in pieces(event):
-                weight = weight_of(piece)
-                if size + weight > MOST_BLOCKS and part:
-                    yield part
-                    part, size = [], 0
-                part.append(self.event(piece))
-                size += weight
-        if part:
-            yield part
+        told = (event for event in events if not self._old or self._is_whole_prefix(event))
+        return parts_of(
+            (self.event(piece), weight_of(piece)) for event in told for piece in pieces(event)
+        )
 
     def event(self, event: Event) -> Any:
         """One event as it is encoded: a structure, or a list for the layout of arrays."""
@@ -279,6 +269,20 @@ def pieces(event: Event) -> Iterator[Event]:
             tokens=event.tokens[start:stop],
             extras={at - start: key for at, key in event.extras.items() if start <= at < stop},
         )
+
+
+def parts_of(made: Iterable[tuple[Any, int]]) -> Iterator[list[Any]]:
+    """Events with their weights, in lists of a bounded weight, of which none is empty."""
+    part: list[Any] = []
+    size = 0
+    for event, weight in made:
+        if size + weight > MOST_BLOCKS and part:
+            yield part
+            part, size = [], 0
+        part.append(event)
+        size += weight
+    if part:
+        yield part
 
 
 def _extra_keys(event: Event) -> tuple[str | None, list[Any] | None]:

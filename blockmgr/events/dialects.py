@@ -15,6 +15,7 @@ from blockmgr.event_columns import EventKind, Tier
 from blockmgr.events.codec import (
     MOST_BLOCKS,
     anonymous,
+    parts_of,
     pieces,
     public_session,
     weight_of,
@@ -103,20 +104,15 @@ class SglangEncoder:
             events: Events to encode, in order.
             ts: Time of the events, in seconds.
         """
-        part: list[Any] = []
-        size = 0
-        for event in events:
-            if event.group != self._group and event.kind is not EventKind.CLEARED:
-                continue  # a clearing concerns all groups
-            for piece in pieces(event):
-                for made, blocks in self._events(piece):
-                    weight = max(blocks, weight_of(piece))
-                    if size + weight > MOST_BLOCKS and part:
-                        yield self._encoder.encode(PlainBatch(ts, part, self._rank))
-                        part, size = [], 0
-                    part.append(made)
-                    size += weight
-        if part:
+        clearing = EventKind.CLEARED  # which concerns all groups
+        told = (event for event in events if event.group == self._group or event.kind is clearing)
+        made = (
+            (one, max(blocks, weight_of(piece)))
+            for event in told
+            for piece in pieces(event)
+            for one, blocks in self._events(piece)
+        )
+        for part in parts_of(made):
             yield self._encoder.encode(PlainBatch(ts, part, self._rank))
 
     def _events(self, event: Event) -> Iterator[tuple[Any, int]]:

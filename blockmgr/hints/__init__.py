@@ -14,8 +14,7 @@ except ImportError as error:
     raise MissingExtraError("hints", "blockmgr.hints") from error
 
 from blockmgr.hints.hints import HintCounts, Hints
-from blockmgr.hints.outcomes import Outcome, Result
-from blockmgr.hints.wire import KvHintAction, KvHintsEnvelope, decode, encode
+from blockmgr.hints.wire import KvHintAction, KvHintsEnvelope, Outcome, Result, decode, encode
 
 __all__ = [
     "HintCounts",

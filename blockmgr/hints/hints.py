@@ -15,10 +15,9 @@ from blockmgr.errors import (
     SequenceStateError,
     UnknownSequenceError,
 )
-from blockmgr.hints.outcomes import Outcome, Result
 from blockmgr.hints.payloads import MOST_HASHES, Asked, Rejected, is_part, read_payload
 from blockmgr.hints.pins import Pins
-from blockmgr.hints.wire import MOST_ACTIONS, KvHintAction, decode
+from blockmgr.hints.wire import MOST_ACTIONS, KvHintAction, Outcome, Result, decode
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from blockmgr.arguments import MOST, real, text, whole
 from blockmgr.event_columns import EventKind, Tier
 from blockmgr.events import wire
 from blockmgr.events.codec import decode_hashes
-from blockmgr.index.layers import Layers, layers_of, longest_served
-from blockmgr.index.ranks import Cache, Worker
+from blockmgr.index.ranks import Cache, Layers, Worker, layers_of, longest_served
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:

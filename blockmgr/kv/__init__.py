@@ -18,8 +18,7 @@ except ModuleNotFoundError as error:
 
     raise MissingExtraError("torch", "blockmgr.kv") from error
 
-from blockmgr.kv.cache import PagedKVCache
-from blockmgr.kv.capacity import num_blocks_for
+from blockmgr.kv.cache import PagedKVCache, num_blocks_for
 from blockmgr.kv.copy import KVBlocks
 from blockmgr.kv.grouped import GroupedKVCache
 from blockmgr.kv.layout import PRESETS, Segment, segments_from

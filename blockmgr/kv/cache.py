@@ -23,6 +23,7 @@ from blockmgr.kv.indices import (
 from blockmgr.kv.layout import segments_from
 from blockmgr.kv.pairs import on_device
 from blockmgr.kv.tensors import LayerTensors, PagedTensors, as_words, layout_for
+from blockmgr.shapes.hybrid import HybridShape
 from blockmgr.shapes.model import ModelShape
 from blockmgr.uncopied import NotCopied
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from blockmgr.kv.indices import Indices
     from blockmgr.kv.segment import Segment
 
-__all__ = ["PagedKVCache"]
+__all__ = ["PagedKVCache", "num_blocks_for"]
 
 
 class PagedKVCache(NotCopied):
@@ -433,3 +434,31 @@ def _check_pinning(device: torch.device, pin_memory: bool) -> None:
         raise ValueError(f"pin_memory is for memory of the host, the cache is on {device}")
     if pin_memory and not torch.cuda.is_available():
         raise ValueError("pin_memory must be False without a CUDA or ROCm device to use it")
+
+
+def num_blocks_for(num_bytes: int, shape: ModelShape | HybridShape, block_size: int) -> int:
+    """The number of blocks that fit into a memory budget.
+
+    Args:
+        num_bytes: Bytes to fill with K/V.
+        shape: The model. A block of a hybrid model is a page in each of ``group_size`` tensors,
+            whichever group has it.
+        block_size: Tokens per block, at least 1.
+
+    Raises:
+        ValueError: Not even one block fits.
+        PageSizeError: Pages of a hybrid model cannot be made equal at this ``block_size``.
+        TypeError: An argument is of the wrong type.
+
+    >>> import torch
+    >>> shape = ModelShape(num_layers=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    >>> num_blocks_for(10 * 2**30, shape, 16)
+    5120
+    """
+    budget = whole("num_bytes", num_bytes, 1)
+    if not isinstance(shape, ModelShape | HybridShape):
+        raise TypeError(f"shape must be a ModelShape or a HybridShape, got {shape!r}")
+    block = shape.bytes_per_block(block_size)
+    if budget < block:
+        raise ValueError(f"num_bytes must be at least {block}, the size of one block, got {budget}")
+    return budget // block

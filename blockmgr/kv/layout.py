@@ -11,8 +11,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from blockmgr.errors import LayoutError
-from blockmgr.kv.overlap import check_disjoint, check_segments, spread_out
-from blockmgr.kv.segment import Segment, check_tensor
+from blockmgr.kv.segment import Segment, check_disjoint, check_segments, check_tensor, spread_out
 
 __all__ = ["PRESETS", "KVTensors", "Segment", "axes_of", "check_segments", "segments_from"]
 

@@ -1,232 +1,31 @@
-"""One trace on fleets of several sizes and routers, with the same total number of blocks.
-
-The replicas of a ``Split`` either prefill or decode, with transfers of K/V between them.
-
-::
-
-    arrival ──► router ──► prefill replica ──► decode router ──► decode replica ──► end
-                           waits for room,     first token       waits for room,
-                           computes what is                      receives what is
-                           not cached there                      not cached there, generates
-
-* A prefill replica computes one prompt after another (``blockmgr.lab.fleet``). It holds the
-  blocks of a prompt for the time of the first-token model without waiting. Then they stay cached
-  there. It has no outputs, so the next turn of a conversation computes the previous answer.
-* A decode replica holds blocks of the prompt and of the outputs during the transfer of K/V and for
-  the service time after that. Its cached part of a prompt needs no transfer.
-* A prefill replica does not wait for a decode replica without room: no block is held in between.
-
-Each half is a separate fleet: the second half does not affect the first.
-"""
+"""One trace on fleets of several sizes and routers, with the same total number of blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from blockmgr.lab.fleet import (
-    FleetCounts,
-    FleetOptions,
-    FleetResult,
-    best_hit_rate,
-    fleet,
-    name_of,
-    over_mean,
-    prefills,
-    serve,
-    setting_of,
-)
+from blockmgr.lab.fleet import FleetOptions, FleetResult, Size, Split, best_hit_rate, fleet, total
 from blockmgr.lab.routers import BY_EVENTS
 from blockmgr.lab.routing import AT_ONCE, Delivery
 from blockmgr.lab.study import attainable
 from blockmgr.lab.sweep import largest_request_blocks
-from blockmgr.lab.trace import Trace
 from blockmgr.lab.workers import workers_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
-
-    from blockmgr.lab.fleet import Prefills, Served
-    from blockmgr.lab.replay import Progress, ReplayConfig, ReplayResult
+    from blockmgr.lab.replay import Progress, ReplayConfig
     from blockmgr.lab.replays import Replays
-    from blockmgr.lab.request import Request
-    from blockmgr.lab.routing import RouterFactory
     from blockmgr.lab.study import Capacity
+    from blockmgr.lab.trace import Trace
     from blockmgr.lab.workers import RayCluster
 
-__all__ = [
-    "ApartResult",
-    "FleetRow",
-    "Size",
-    "Split",
-    "best_apart_hit_rate",
-    "fleet_apart",
-    "fleets",
-]
+__all__ = ["FleetRow", "fleets"]
 
 NOTHING: Final = "\N{EN DASH}"
-
-
-class Split(NamedTuple):
-    """The replicas of a fleet that prefill or decode."""
-
-    prefill: int
-    """Number of prefill replicas."""
-    decode: int
-    """Number of decode replicas."""
-
-    def __str__(self) -> str:
-        return f"{self.prefill}+{self.decode}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApartResult(FleetCounts):
-    """The counts of a fleet whose replicas prefill or decode.
-
-    Attributes:
-        decode_router: Router of prefilled requests.
-        prefill: The counts of each prefill replica: prompts without outputs.
-        decode: The counts of each decode replica; its hit tokens were not transferred.
-        handover_ms: Time from the first token to the start of decoding, with wait and transfer, of
-            each decoded request in the order of admission: ``float64[m]``.
-    """
-
-    decode_router: str
-    prefill: tuple[ReplayResult, ...]
-    decode: tuple[ReplayResult, ...]
-    handover_ms: npt.NDArray[np.float64]
-
-    @property
-    def prefilling(self) -> tuple[ReplayResult, ...]:
-        """The counts of the prefill replicas."""
-        return self.prefill
-
-    @property
-    def of_all(self) -> tuple[ReplayResult, ...]:
-        """The counts of the prefill and decode replicas."""
-        return self.prefill + self.decode
-
-    @property
-    def decode_imbalance(self) -> float:
-        """Requests of the busiest decode replica over their mean."""
-        return over_mean([result.requests for result in self.decode])
-
-    @property
-    def handover_mean_ms(self) -> float:
-        """Mean time from the first token to the start of decoding; 0 if nothing was decoded."""
-        return float(self.handover_ms.mean()) if len(self.handover_ms) else 0.0
-
-    @property
-    def sent_tokens(self) -> int:
-        """Tokens whose K/V was transferred."""
-        return sum(result.query_tokens - result.hit_tokens for result in self.decode)
-
-
-def fleet_apart(
-    trace: Trace,
-    split: Split,
-    num_blocks: int,
-    config: ReplayConfig,
-    router: str | RouterFactory = "prefix-minus-load",
-    *,
-    options: FleetOptions | None = None,
-    progress: Progress | None = None,
-) -> ApartResult:
-    """Replay ``trace`` on separate prefill and decode replicas.
-
-    Args:
-        trace: The requests.
-        split: Numbers of prefill and of decode replicas, each at least 1.
-        num_blocks: Blocks in the pool of each prefill replica.
-        config: Config of each replica's replay.
-        router: Router of prompts.
-        options: The other options, for both routers; None for ``FleetOptions()``.
-        progress: Called once for each prefilled or rejected request.
-
-    Raises:
-        ValueError: A number is out of bounds, there is no such router, no request fits a prefill
-            replica, ``config`` has groups of layers (a transfer would need more than K/V), or the
-            trace cannot be cut into blocks of ``config.block_size``.
-        MissingExtraError: As in ``fleet``.
-    """
-    _check(split, config)
-    chosen = options or FleetOptions()
-    model, send_ms_per_token = chosen.first_token, chosen.send_ms_per_token
-
-    def prefill_ms(_: Request, computed: int) -> int:
-        return round(model(0, computed))
-
-    def decode_ms(request: Request, sent: int) -> int:
-        return config.service_ms(request) + round(send_ms_per_token * sent)
-
-    setting = setting_of(_prompts(trace), config, split.prefill, chosen)
-    prefilled, served = serve(
-        setting, num_blocks, config, router, busy_ms=prefill_ms, progress=progress
-    )
-    if not served:
-        raise ValueError(f"num_blocks must hold a request of {trace.name}, got {num_blocks}")
-    computed = prefills(setting.trace, served, split.prefill, model)
-    handed_over = _in_order_of_handover(trace, served, computed)
-    later = replace(setting, trace=handed_over, num_replicas=split.decode)
-    blocks = num_blocks if chosen.decode_blocks is None else chosen.decode_blocks
-    decoded, started = serve(later, blocks, config, chosen.decode_router, busy_ms=decode_ms)
-    return ApartResult(
-        router=name_of(router),
-        decode_router=name_of(chosen.decode_router),
-        prefill=prefilled,
-        decode=decoded,
-        first_token_ms=computed.first_token_ms,
-        handover_ms=np.array(
-            [one.wait_ms + send_ms_per_token * one.num_computed_tokens for one in started],
-            dtype=np.float64,
-        ),
-        prefill_loads=computed.loads,
-    )
-
-
-def _check(split: Split, config: ReplayConfig) -> None:
-    for name, count in split._asdict().items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
-    if config.groups:
-        raise ValueError(
-            f"groups must be empty for prefill and decode apart, got {len(config.groups)}"
-        )
-
-
-def _in_order_of_handover(trace: Trace, served: list[Served], computed: Prefills) -> Trace:
-    """The prefilled requests, each with the end of its prefill as arrival."""
-    done = sorted(
-        (one.now_ms - one.wait_ms + round(time), one.number)
-        for one, time in zip(served, computed.first_token_ms.tolist(), strict=True)
-    )
-    arrived = (replace(trace.requests[number - 1], arrival_ms=at) for at, number in done)
-    return Trace(trace.name, tuple(arrived))
-
-
-def best_apart_hit_rate(trace: Trace, prefill: int, num_blocks: int, config: ReplayConfig) -> float:
-    """An upper bound for all routers and policies of prefill replicas, like ``best_hit_rate``.
-
-    Raises:
-        ValueError: As in ``optimum``.
-    """
-    return best_hit_rate(_prompts(trace), prefill, num_blocks, config)
-
-
-def _prompts(trace: Trace) -> Trace:
-    """The requests without their outputs."""
-    alone = (replace(request, outputs=(), num_output_tokens=0) for request in trace.requests)
-    return Trace(trace.name, tuple(alone))
-
-
-Size = int | Split
-"""Replicas of a fleet: their number, or the number of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +46,7 @@ class FleetRow:
     replicas: int
     num_blocks: int
     router: str
-    result: FleetResult | ApartResult | None
+    result: FleetResult | None
     best_hit_rate: float | None
     delivery: Delivery | None = None
     split: Split | None = None
@@ -342,7 +141,7 @@ def fleets(
         MissingExtraError: The extra ``ray`` or ``events`` is needed and not installed.
     """
     blocks = capacity.blocks(attainable(trace, config).working_set_blocks)
-    each = {size: blocks // _total(size) for size in sizes}
+    each = {size: blocks // total(size) for size in sizes}
     fitting = _fitting(trace, each, blocks, config)
     chosen = options or FleetOptions()
     routes = [
@@ -369,7 +168,7 @@ def fleets(
     best = dict(zip(fitting, bounds, strict=True))
     return tuple(
         FleetRow(
-            replicas=_total(size),
+            replicas=total(size),
             num_blocks=each[size],
             router=router,
             result=next(found) if size in best else None,
@@ -386,7 +185,7 @@ def _fitting(trace: Trace, each: dict[Size, int], blocks: int, config: ReplayCon
     least = largest_request_blocks(trace, config)
     fitting = [size for size, num_blocks in each.items() if num_blocks >= least]
     if not fitting:
-        few = min(map(_total, each))
+        few = min(map(total, each))
         raise ValueError(
             f"capacity must be at least {least * few} blocks for {few} replicas, "
             f"since the largest request of {trace.name} takes {least}, got {blocks}"
@@ -394,13 +193,7 @@ def _fitting(trace: Trace, each: dict[Size, int], blocks: int, config: ReplayCon
     return fitting
 
 
-def _total(size: Size) -> int:
-    return sum(size) if isinstance(size, Split) else size
-
-
 def _best(replays: Replays, size: Size, num_blocks: int, config: ReplayConfig) -> float:
-    if isinstance(size, Split):
-        return best_apart_hit_rate(replays.trace, size.prefill, num_blocks, config)
     return best_hit_rate(replays.trace, size, num_blocks, config)
 
 
@@ -410,11 +203,8 @@ def _fleet(
     pool: tuple[int, ReplayConfig, str],
     options: FleetOptions,
     progress: Progress | None,
-) -> FleetResult | ApartResult:
-    how: dict[str, Any] = {"options": options, "progress": progress}
-    if isinstance(size, Split):
-        return fleet_apart(replays.trace, size, *pool, **how)
-    return fleet(replays.trace, size, *pool, **how)
+) -> FleetResult:
+    return fleet(replays.trace, size, *pool, options=options, progress=progress)
 
 
 def _ignore() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.lab.attainable import unbounded
-from blockmgr.lab.by_group import refusing
+from blockmgr.lab.grouped import refusing
 from blockmgr.lab.replay import EventLoop, Limits, held_blocks
 
 if TYPE_CHECKING:

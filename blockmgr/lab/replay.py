@@ -35,10 +35,9 @@ import numpy as np
 
 from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
-from blockmgr.lab.by_group import GroupWatch
 from blockmgr.lab.by_ids import id_replays, same_replays
 from blockmgr.lab.demand import Limits, held_blocks, replay_manager
-from blockmgr.lab.grouped import GroupedSteps
+from blockmgr.lab.grouped import GroupedSteps, GroupWatch
 from blockmgr.lab.hints import Clients, Outlook, Traits, TraitsOf
 from blockmgr.lab.replay_config import Progress, ReplayConfig
 from blockmgr.lab.replay_result import ReplayResult

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.request import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
-    from blockmgr.tiers.store_names import StoreName
+    from blockmgr.tiers.kinds import StoreName
 
 __all__ = [
     "HINT_MODELS",
@@ -117,10 +117,10 @@ class ReplayConfig:
             with tokens that no prompt repeats, or there are ``"none"``, as in simulators that count
             ids. Outputs with known tokens always hold blocks.
         groups: As in ``ManagerConfig``: groups of layers; empty for one of full attention.
-        prompt_end_stop: As in ``ManagerConfig``: with recurrent states, each prompt also stops so
-            many tokens before its end; None for no such stop.
         forward_tokens: With groups, most tokens of a prompt that one forward computes; it affects
             the blocks that windows hold during a forward.
+        prompt_end_stop: As in ``ManagerConfig``: with recurrent states, each prompt also stops so
+            many tokens before its end; None for no such stop.
         tiers: Slower memory for evicted blocks, the fastest first (``blockmgr.lab.tiered``); its
             eviction order is ``eviction``, too.
         store: As in ``TierConfig``: what is stored in each tier, and when.
@@ -180,8 +180,20 @@ class ReplayConfig:
         ),
     )
     groups: tuple[Group, ...] = ()
-    prompt_end_stop: int | None = same_option(ManagerConfig, "prompt_end_stop")
-    forward_tokens: int = field(default=8192, metadata=rule(1))
+    forward_tokens: int = field(
+        default=8192,
+        metadata=rule(
+            1,
+            text="Most tokens of a prompt that one forward computes, for models with several "
+            "groups.",
+        ),
+    )
+    prompt_end_stop: int | None = same_option(
+        ManagerConfig,
+        "prompt_end_stop",
+        text="Also cache a state this many tokens before the end of each prompt, for models with "
+        "recurrent states; needs --min-partial-tokens.",
+    )
     tiers: tuple[ReplayTier, ...] = ()
     store: StoreName = same_option(  # noqa: RUF009  (it is a field)
         TierConfig, "store", text="What is stored in tiers, and when; see the guide to tiers."

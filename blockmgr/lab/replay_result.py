@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blockmgr.lab.by_group import ByGroup
+    from blockmgr.lab.grouped import ByGroup
     from blockmgr.lab.tiered import ByTier
 
 __all__ = ["ReplayResult"]

@@ -29,7 +29,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from blockmgr import __version__
 from blockmgr.arguments import positive, text, whole
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.trace import Trace
 
 
-__all__ = ["Advance", "RayCluster", "RayWorkers", "Task", "Workers", "workers_on"]
+__all__ = ["Advance", "Processes", "RayCluster", "RayWorkers", "Task", "workers_on"]
 
 POLL_S: Final = 1.0
 """Interval between a driver's signs of life."""
@@ -103,7 +103,7 @@ class RayWorkers:
         self._folder.cleanup()
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
-        """As in ``Workers``.
+        """As in ``Processes``.
 
         Raises:
             ClusterLostError: The cluster is gone.
@@ -301,24 +301,6 @@ class RayCluster:
         whole("retries", self.retries, 0, 1000)
 
 
-class Workers(Protocol):
-    """Runs tasks on one trace, inside a ``with`` block."""
-
-    def __enter__(self) -> Self:
-        """Start the workers."""
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Stop the workers."""
-
-    def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
-        """Run tasks and return their results in order.
-
-        Args:
-            tasks: The tasks.
-            advance: Called for each finished task.
-        """
-
-
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delay SIGINT, and make processes that are started meanwhile ignore it.
@@ -348,8 +330,8 @@ LOSSES: Final = 3
 """How often in a row a process may be killed before the work fails."""
 
 
-def workers_on(trace: Trace, jobs: int | RayCluster, warmup: int = 0) -> Workers:
-    """Workers for a trace.
+def workers_on(trace: Trace, jobs: int | RayCluster, warmup: int = 0) -> Processes | RayWorkers:
+    """Workers for a trace, which run inside a ``with`` block.
 
     Args:
         trace: The trace for the tasks.
@@ -403,7 +385,11 @@ class Processes:
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
-        """As in ``Workers``.
+        """Run tasks and return their results in order.
+
+        Args:
+            tasks: The tasks.
+            advance: Called for each finished task.
 
         Raises:
             ChildProcessError: Processes were killed repeatedly, and no task finished meanwhile.

@@ -1,20 +1,21 @@
-"""What users say of a tier: where it is, and how large."""
+"""What users say of a tier: where it is, how large, and in which way it gets its blocks."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from blockmgr.arguments import positive, text, whole
 from blockmgr.options import check_options, rule
-from blockmgr.tiers.store_names import STORES
 
 if TYPE_CHECKING:
     from blockmgr.policy import PolicyFactory
-    from blockmgr.tiers.store_names import StoreName
 
-__all__ = ["DiskTier", "HostTier", "MooncakeTier"]
+__all__ = ["STORES", "DiskTier", "HostTier", "MooncakeTier", "StoreName"]
+
+StoreName = Literal["idle", "second_touch", "release", "commit"]
+STORES: tuple[StoreName, ...] = ("idle", "second_touch", "release", "commit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -24,13 +24,11 @@ from blockmgr.manager import BlockManager, Sequence
 from blockmgr.options import spells_options
 from blockmgr.prompt import Prompt
 from blockmgr.tiers.layout import Layout
-from blockmgr.tiers.loads import Loads
-from blockmgr.tiers.lookups import LookUps
+from blockmgr.tiers.loads import Loads, LookUps
 from blockmgr.tiers.paths import Path, secret
-from blockmgr.tiers.plans import LookUp, TierMatch, TierStats, TransferPlan
+from blockmgr.tiers.plans import LookUp, Ticket, Tickets, TierMatch, TierStats, TransferPlan
 from blockmgr.tiers.shared_books import SharedBooks
 from blockmgr.tiers.stores import Stores
-from blockmgr.tiers.tickets import Ticket, Tickets
 from blockmgr.tiers.tier import TierBooks, TierConfig
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from blockmgr.config import ManagerConfig
     from blockmgr.tiers.layout import Layout
-    from blockmgr.tiers.tickets import Ticket
+    from blockmgr.tiers.plans import Ticket
     from blockmgr.tiers.tier import TierConfig
 
 __all__ = ["SharedBooks"]

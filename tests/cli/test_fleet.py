@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from blockmgr.lab.fleets import best_apart_hit_rate
+from blockmgr.lab.fleet import Split, best_hit_rate
 from blockmgr.lab.models import named
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.routers import ROUTERS
@@ -126,7 +126,7 @@ def test_replicas_that_prefill_and_others_that_decode_have_rows_beside_those_tha
     assert (apart["prefill"], apart["decode"], apart["decode_router"]) == (1, 1, "least-loaded")
     [decoded] = apart["of_decode_replicas"]
     trace = read_trace(chats)
-    assert apart["best_hit_rate"] == best_apart_hit_rate(trace, 1, 450, ReplayConfig())
+    assert apart["best_hit_rate"] == best_hit_rate(trace, Split(1, 1), 450, ReplayConfig())
     assert apart["sent_tokens"] == decoded["query_tokens"] - decoded["hit_tokens"]
     assert (small["replicas"], small["too_small"]) == (501, True)
     table = run("fleet", chats, *arguments, "--plot", picture)

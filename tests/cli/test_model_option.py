@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blockmgr.lab.by_group import ByGroup
 from blockmgr.lab.choices import parse_gib
+from blockmgr.lab.grouped import ByGroup
 from blockmgr.lab.models import NAMED, Model, named
 from blockmgr.lab.planning import kv_bytes_per_token
 from blockmgr.lab.replay import ReplayConfig, replay

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blockmgr import LayoutError
 from blockmgr.kv.layout import Segment, check_segments, segments_from
-from blockmgr.kv.overlap import MOST_RUNS, check_disjoint
+from blockmgr.kv.segment import MOST_RUNS, check_disjoint
 from tests.kv.addresses import all_bytes, segment_bytes
 
 MEMORY = torch.zeros(4096, dtype=torch.uint8)

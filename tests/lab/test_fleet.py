@@ -38,7 +38,7 @@ def test_one_replica_is_a_replay_whatever_the_router(router: str) -> None:
             # Service times so short that requests end between arrivals.
             quick = replace(CONFIG, min_service_ms=3, service_ms_per_token=2)
             for config in (CONFIG, quick, replace(quick, hints="truth", min_partial_tokens=1)):
-                [only] = fleet(trace, 1, blocks, config, router).replicas
+                [only] = fleet(trace, 1, blocks, config, router).prefill
                 assert counts(only) == counts(replay(trace, blocks, config))
 
 

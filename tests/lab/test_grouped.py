@@ -20,8 +20,8 @@ from blockmgr import (
     prefix_granularity,
 )
 from blockmgr.groups import Group
-from blockmgr.lab.by_group import ByGroup, GroupCounts
 from blockmgr.lab.curve import hit_rate_curve
+from blockmgr.lab.grouped import ByGroup, GroupCounts
 from blockmgr.lab.models import named
 from blockmgr.lab.optimum import optimum
 from blockmgr.lab.planning import PoolSearch, plan

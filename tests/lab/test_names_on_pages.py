@@ -20,7 +20,7 @@ page = pytest.importorskip("blockmgr.lab.page", reason="needs matplotlib", exc_t
 # These import matplotlib as well.
 from blockmgr.lab import plot  # noqa: E402
 from blockmgr.lab.block_map import as_svg, block_map, save_block_map  # noqa: E402
-from blockmgr.lab.html import script_data  # noqa: E402
+from blockmgr.lab.page import script_data  # noqa: E402
 
 FORMULA = "$\\frac$_{x}^$"
 NAMES = (

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from blockmgr.groups import FullAttention, SlidingWindow
-from blockmgr.lab.fleet import FleetOptions, PrefillModel
-from blockmgr.lab.fleets import Split, best_apart_hit_rate, fleet_apart
+from blockmgr.lab.fleet import FleetOptions, PrefillModel, Split, best_hit_rate, fleet
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.trace import Request, Trace
@@ -34,7 +33,7 @@ def test_a_request_is_prefilled_and_then_handed_over() -> None:
     )
     model = PrefillModel(ms_per_token=2, overhead_ms=10)
     options = FleetOptions(send_ms_per_token=3, first_token=model)
-    found = fleet_apart(trace, Split(1, 1), 20, CONFIG, options=options)
+    found = fleet(trace, Split(1, 1), 20, CONFIG, options=options)
     # Five tokens are computed, then the two that are not cached; equally many are sent.
     assert found.first_token_ms.tolist() == [20, 14]
     assert found.handover_ms.tolist() == [15, 6]
@@ -66,7 +65,7 @@ def test_a_full_replica_that_decodes_delays_decoding_and_one_that_prefills_the_f
     options = FleetOptions(
         decode_blocks=decode_blocks, send_ms_per_token=send_ms, first_token=model
     )
-    found = fleet_apart(trace, Split(1, 1), blocks, CONFIG, options=options)
+    found = fleet(trace, Split(1, 1), blocks, CONFIG, options=options)
     assert found.first_token_ms.tolist() == first_token_ms
     assert found.handover_ms.tolist() == handover_ms
     assert found.waited == 1
@@ -84,7 +83,7 @@ def test_handovers_come_in_the_order_in_which_prompts_are_done() -> None:
 
     trace = Trace("three", (request(0, *range(40)), request(1, *range(100, 104))))
     options = FleetOptions(decode_router=noting)
-    fleet_apart(trace, Split(2, 1), 40, CONFIG, "round-robin", options=options)
+    fleet(trace, Split(2, 1), 40, CONFIG, "round-robin", options=options)
     assert order == [4, 40]
 
 
@@ -92,13 +91,13 @@ def test_handovers_come_in_the_order_in_which_prompts_are_done() -> None:
 def test_every_request_passes_both_halves_and_no_fleet_beats_its_bound(router: str) -> None:
     config = ReplayConfig(block_size=16)
     options = FleetOptions(decode_router=router, seed=1)
-    found = fleet_apart(CHAT, Split(2, 3), 700, config, router, options=options)
+    found = fleet(CHAT, Split(2, 3), 700, config, router, options=options)
     count = len(CHAT.requests)
     assert sum(one.requests for one in found.prefill) == count
     assert sum(one.requests for one in found.decode) == count
     assert len(found.first_token_ms) == len(found.handover_ms) == count
     assert found.rejected == 0
-    assert found.hit_rate <= best_apart_hit_rate(CHAT, 2, 700, config)
+    assert found.hit_rate <= best_hit_rate(CHAT, Split(2, 3), 700, config)
     assert found.imbalance >= 1
     assert found.decode_imbalance >= 1
 
@@ -108,7 +107,7 @@ def test_one_replica_that_prefills_at_once_is_a_replay_of_prompts_alone() -> Non
     for seed in range(30):
         trace = worlds.conversations(Random(seed), 14)
         bare = tuple(replace(one, outputs=(), num_output_tokens=0) for one in trace.requests)
-        found = fleet_apart(trace, Split(1, 1), 40, CONFIG, options=at_once)
+        found = fleet(trace, Split(1, 1), 40, CONFIG, options=at_once)
         # Everything happens at the time of arrival, so the second half is a replay as well.
         instant = replace(CONFIG, min_service_ms=0)
         expected = (
@@ -122,8 +121,8 @@ def test_one_replica_that_prefills_at_once_is_a_replay_of_prompts_alone() -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"split": Split(0, 1)}, "prefill must be at least 1, got 0"),
-        ({"split": Split(1, 0)}, "decode must be at least 1, got 0"),
+        ({"replicas": Split(0, 1)}, "prefill must be at least 1, got 0"),
+        ({"replicas": Split(1, 0)}, "decode must be at least 1, got 0"),
         ({"router": "nearest"}, "router must be one of random, .*, got 'nearest'"),
         (
             {"options": FleetOptions(decode_router="nearest")},
@@ -138,6 +137,6 @@ def test_one_replica_that_prefills_at_once_is_a_replay_of_prompts_alone() -> Non
 )
 def test_a_fleet_apart_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     trace = Trace("prompts", (request(0, *range(8)),))
-    good: dict[str, Any] = {"split": Split(1, 1), "num_blocks": 9, "config": CONFIG}
+    good: dict[str, Any] = {"replicas": Split(1, 1), "num_blocks": 9, "config": CONFIG}
     with pytest.raises(ValueError, match=message):
-        fleet_apart(trace, **{**good, **changes})
+        fleet(trace, **{**good, **changes})

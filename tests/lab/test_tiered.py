@@ -20,7 +20,7 @@ from blockmgr.lab.tier_sizes import AskedLinks, AskedTiers
 from blockmgr.lab.tiered import ByTier, ReplayTier
 from blockmgr.lab.trace import HashedPrompt, Request, Trace
 from blockmgr.lab.workloads import generate
-from blockmgr.tiers.store_names import STORES, StoreName
+from blockmgr.tiers.kinds import STORES, StoreName
 from tests.lab import worlds
 from tests.lab.conftest import MakeRequest, MakeTrace
 from tests.lab.worlds import nodes

@@ -15,11 +15,10 @@ from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.curve import hit_rate_curve
 from blockmgr.lab.misses import misses
 from blockmgr.lab.replay import EventLoop, ReplayConfig, held_blocks
-from blockmgr.lab.replays import Replays
+from blockmgr.lab.replays import Replays, curve_after, first_requests, warmup_requests
 from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.sweep import sweep
 from blockmgr.lab.trace import Trace
-from blockmgr.lab.warmup import curve_after, first_requests, warmup_requests
 from blockmgr.lab.workloads import generate
 from tests.lab.brute_force import most_hits, uses
 from tests.lab.worlds import conversations, prompts

@@ -91,8 +91,9 @@ def read_case(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Case:
         OSError: It cannot be read.
     """
     try:
-        lines = bounded_lines(path, max_line_bytes)
-        head, *records = [json.loads(line.decode()) for _, line in lines]
+        with path.open("rb") as file:
+            lines = bounded_lines(file, str(path), max_line_bytes)
+            head, *records = [json.loads(line.decode()) for _, line in lines]
         if head["format"] != FORMAT or head["config"]["digest"] not in DIGESTS:
             raise ValueError(f"format {head['format']!r}")
         if not all(isinstance(record["entry"], int) for record in records):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blockmgr.tiers import TierConfig, TieredManager
-from blockmgr.tiers.store_names import StoreName
+from blockmgr.tiers.kinds import StoreName
 
 
 @pytest.mark.parametrize("store", ["idle", "release", "commit"])

@@ -30,7 +30,7 @@ from blockmgr import (
 )
 from blockmgr.groups import Group, tokens_per_block
 from blockmgr.tiers import DEVICE, Slab, TierConfig, TieredManager, Transfer, key_bytes
-from blockmgr.tiers.store_names import STORES
+from blockmgr.tiers.kinds import STORES
 
 SIZE = 4
 SPACES = (b"", b"tenant")

@@ -23,10 +23,8 @@ import zmq
 
 from blockmgr.events import Encoder, Publisher, Subscriber, subscriber
 from blockmgr.events.endpoints import endpoint_of_rank
-from blockmgr.events.publisher import END, SNAPSHOT
-from blockmgr.events.reader import IncompleteAnswerError, Reader
-from blockmgr.events.replies import Replies
-from blockmgr.events.stream import Stream, Verdict
+from blockmgr.events.publisher import END, SNAPSHOT, Replies
+from blockmgr.events.reader import IncompleteAnswerError, Reader, Stream, Verdict
 from blockmgr.events.wire import MOST_BYTES
 
 ANY = "tcp://127.0.0.1:0"

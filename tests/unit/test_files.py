@@ -13,13 +13,18 @@ from blockmgr.errors import TraceFormatError
 from blockmgr.files import bounded_lines, check_output, printable, replacing
 
 
+def lines(path: Path, most_bytes: int) -> list[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        return list(bounded_lines(file, str(path), most_bytes))
+
+
 def test_a_line_is_read_up_to_the_bound_and_no_further(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"1234567\n\n12345678\n")
-    assert list(bounded_lines(path, 9)) == [(1, b"1234567\n"), (2, b"\n"), (3, b"12345678\n")]
+    assert lines(path, 9) == [(1, b"1234567\n"), (2, b"\n"), (3, b"12345678\n")]
 
     with pytest.raises(TraceFormatError) as caught:
-        list(bounded_lines(path, 8))
+        lines(path, 8)
 
     assert (caught.value.line, caught.value.column) == (3, 9)
     assert str(caught.value).startswith(f"{path}:3:9: found a line of more than 8 bytes")
@@ -41,7 +46,7 @@ def test_no_more_of_a_long_line_is_read_than_the_bound(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     with pytest.raises(TraceFormatError, match=":1:100001: found a line of more than 100000 bytes"):
-        list(bounded_lines(path, 100_000))
+        lines(path, 100_000)
     writer.join()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from blockmgr.errors import MissingExtraError, TraceFormatError
-from blockmgr.files import bounded_lines_of
+from blockmgr.files import bounded_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ class Opened:
             TraceFormatError: A line is longer, or the compressed file is damaged.
         """
         number = 0
-        lines = bounded_lines_of(self._file, self.path, most_bytes)
+        lines = bounded_lines(self._file, self.path, most_bytes)
         while True:
             with _told(self.path, number + 1):
                 try:

@@ -9,18 +9,22 @@ Needs the extra ``plot``: matplotlib draws the charts, and a Jinja2 template add
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
 from blockmgr import __version__
+from blockmgr.errors import MissingExtraError
 from blockmgr.files import check_output, replacing
-from blockmgr.lab.html import page
 from blockmgr.lab.page.chapters import chapters
-from blockmgr.lab.page.facts import Extent, Outcome, Report
-from blockmgr.lab.page.gather import gather, num_steps
+from blockmgr.lab.page.facts import Extent, Outcome, Report, gather, num_steps
 
-if TYPE_CHECKING:
-    from pathlib import Path
+try:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+except ImportError as error:
+    raise MissingExtraError("plot", "drawing a page") from error
 
 __all__ = [
     "PAGES",
@@ -32,11 +36,21 @@ __all__ = [
     "gather",
     "num_steps",
     "save_report",
+    "script_data",
 ]
 
 PAGES: Final = (".html", ".htm")
 
 MINUTE_MS: Final = 60_000
+TEMPLATES: Final = Path(__file__).parent.parent / "templates"
+
+# A file name may contain these characters, but they would make a document invalid.
+UNWRITABLE: Final = dict.fromkeys(
+    (*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF),
+    "\N{REPLACEMENT CHARACTER}",
+)
+# The last two end a line of a script, but not of JSON.
+IN_SCRIPT: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 def save_report(report: Report, path: str | Path) -> Path:
@@ -61,15 +75,16 @@ def as_html(report: Report) -> str:
         f"{config.service_ms_per_token} ms for each output token, {config.min_service_ms} ms at "
         "least. Token hit rate is hit tokens over prompt tokens."
     )
-    return page(
-        f"Hit rate of {report.trace}",
+    text: str = _template().render(
+        title=f"Hit rate of {report.trace}",
         parts=list(chapters(report)),
-        data=data_of(report),
+        data=script_data(data_of(report)),
         facts=_tiles(report),
         under=(_under(report), report.summary),
         made=made,
         command=report.command,
     )
+    return text.translate(UNWRITABLE) + "\n"
 
 
 def _under(report: Report) -> str:
@@ -164,3 +179,27 @@ def _groups_data(report: Report) -> dict[str, Any]:
         "full_attention_hit_rate": None if alone is None else alone.hit_rate,
         "model": None if model is None else model.as_plain(size),
     }
+
+
+def script_data(data: object) -> str:
+    r"""``data`` as JSON that is safe inside a ``<script>`` of a page.
+
+    Browsers do not decode escapes there, so a tag or the start of a comment in a name would end the
+    script too early or too late. Escapes of JSON replace those characters.
+
+    >>> script_data("<!--<script>")
+    '"\\u003c!--\\u003cscript\\u003e"'
+    """
+    return json.dumps(data, sort_keys=True).translate(IN_SCRIPT)
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html")

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from blockmgr.explain import MissReason
-from blockmgr.lab.html import Part, Table
 from blockmgr.lab.plot import draw_bars, draw_curve, draw_fleets, draw_lines, draw_stacks, drawn
 from blockmgr.lab.plot import legend_below as legend
 from blockmgr.lab.replay_config import HINT_MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from blockmgr.lab.page.facts import Report
     from blockmgr.lab.study import Capacity
     from blockmgr.lab.sweep import SweepRow
 
-__all__ = ["chapters"]
+__all__ = ["Part", "Table", "chapters"]
 
 CURVE_POINTS: Final = 240
 # The smallest share of tokens that counts as a possible gain.
@@ -34,6 +35,47 @@ FLEET_HEADINGS: Final = (
     *("replicas", "router", "blocks each", "GiB each", "hit rate", "no more than", "imbalance"),
     *("prefill load", "first token, mean ms", "first token, p99 ms", "waited"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The numbers of a chart.
+
+    Attributes:
+        caption: Caption of the table.
+        headings: One per column.
+        rows: Rows as text; the first cell of each is its heading.
+    """
+
+    caption: str
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A chart with its text and its tables.
+
+    Attributes:
+        name: Its id on the page.
+        heading: Title.
+        text: Explanation.
+        description: Description for those who do not see the chart.
+        picture: The chart as an SVG document.
+        tables: The numbers of the chart.
+    """
+
+    name: str
+    heading: str
+    text: str
+    description: str
+    picture: str
+    tables: tuple[Table, ...]
+
+    @property
+    def image(self) -> str:
+        """The picture as base64."""
+        return b64encode(self.picture.encode()).decode()
 
 
 def chapters(report: Report) -> Iterator[Part]:

@@ -12,8 +12,7 @@ import inspect
 import sys
 
 from blockmgr.ports.sglang.cache import PrefixCache
-from blockmgr.ports.sglang.expected import CACHE, METHODS
-from blockmgr.ports.sglang.interface import INTERFACE
+from blockmgr.ports.sglang.interface import CACHE, INTERFACE, METHODS
 
 
 def lacking() -> list[str]:
