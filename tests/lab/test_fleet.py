@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -30,16 +31,26 @@ def counts(result: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def replays() -> list[tuple[Trace, int, ReplayConfig, dict[str, Any]]]:
+    """Traces, pools and options, and what a replay counts."""
+    # Service times so short that requests end between arrivals.
+    quick = replace(CONFIG, min_service_ms=3, service_ms_per_token=2)
+    configs = CONFIG, quick, replace(quick, hints="truth", min_partial_tokens=1)
+    traces = [worlds.conversations(Random(seed), 14) for seed in range(30)]
+    return [
+        (trace, blocks, config, counts(replay(trace, blocks, config)))
+        for trace, blocks, config in itertools.product(traces, (4, 9, 40), configs)
+    ]
+
+
 @pytest.mark.parametrize("router", ROUTERS)
-def test_one_replica_is_a_replay_whatever_the_router(router: str) -> None:
-    for seed in range(30):
-        trace = worlds.conversations(Random(seed), 14)
-        for blocks in (4, 9, 40):
-            # Service times so short that requests end between arrivals.
-            quick = replace(CONFIG, min_service_ms=3, service_ms_per_token=2)
-            for config in (CONFIG, quick, replace(quick, hints="truth", min_partial_tokens=1)):
-                [only] = fleet(trace, 1, blocks, config, router).prefill
-                assert counts(only) == counts(replay(trace, blocks, config))
+def test_one_replica_is_a_replay_whatever_the_router(
+    router: str, replays: list[tuple[Trace, int, ReplayConfig, dict[str, Any]]]
+) -> None:
+    for trace, blocks, config, found in replays:
+        [only] = fleet(trace, 1, blocks, config, router).prefill
+        assert counts(only) == found
 
 
 @pytest.mark.parametrize("router", ROUTERS)

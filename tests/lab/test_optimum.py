@@ -107,9 +107,10 @@ def test_no_replay_exceeds_it_with_outputs_samples_and_requests_that_wait(dedup:
             max_seqs=random.choice((2, 3, 1024)),
             dedup=dedup,  # type: ignore[arg-type]
         )
-        for blocks in range(1, 30, 3):
+        sizes = range(1, 30, 3)
+        bounds = optima_of(references(trace, config), sizes, config)
+        for blocks, best in zip(sizes, bounds, strict=True):
             result = replay(trace, blocks, config)
-            best = optimum(trace, blocks, config)
             assert result.hit_tokens <= best.hit_tokens
             assert result.query_tokens == best.query_tokens
             waited += result.waited

@@ -149,14 +149,11 @@ def test_the_manager_replayed_at_512_tokens_a_block_is_on_the_curve(conversation
 
 def test_the_manager_with_requests_that_overlap_is_on_the_curve(conversation: Trace) -> None:
     config = ReplayConfig(block_size=512, outputs="none")
-    curve = hit_rate_curve(conversation, config)
+    curve, stream = hit_rate_curve(conversation, config), references(conversation, config)
     for blocks in (curve.exact_from, *CAPACITIES[1:]):
         result = replay(conversation, blocks, config)
         assert (result.waited, result.hit_tokens) == (0, curve.hit_tokens_at(blocks))
-        assert (
-            result.hit_tokens
-            <= optima_of(references(conversation, config), [blocks], config)[0].hit_tokens
-        )
+        assert result.hit_tokens <= optima_of(stream, [blocks], config)[0].hit_tokens
     assert replay(conversation, curve.exact_from - 1, config).waited > 0
 
 

@@ -150,9 +150,6 @@ def test_reset_empties_the_tree() -> None:
     cache.check_integrity()
 
 
-# Slots for requests.
-
-
 # Sizes, tables, printing.
 
 

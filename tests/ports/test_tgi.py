@@ -97,9 +97,6 @@ def test_prefixes_are_found_token_by_token_at_any_block_size(block_size: int, sh
     assert branch.prefix_len == shared
 
 
-# RadixTrie.evict, incref, decref
-
-
 # Windows: SimpleAllocator
 
 

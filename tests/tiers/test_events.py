@@ -27,6 +27,7 @@ from blockmgr.tiers import (
     key_bytes,
     shared_key_bytes,
 )
+from blockmgr.tiers.layout import Layout
 from blockmgr.tiers.paths import Path as TierPath
 from tests.tiers.fake_store import FakeStore
 from tests.tiers.support import PROMPT, compute, evict, in_tier, managed, store, tier
@@ -166,17 +167,24 @@ def test_a_mirror_of_events_has_what_the_tiers_have(seed: int, tmp_path: Path) -
 def held_by_groups(manager: TieredManager, number: int, talks: list[list[int]]) -> set[Any]:
     """Group and digest of what a tier has of these talks, from its books."""
     books, found = manager._tiers[number], set()
+    parts = parts_read(books.layout, max(len(talk) // books.pool.block_size for talk in talks))
     for talk in talks:
         blocks = books.find(path_of(talk)) >= 0
-        digests = manager.block_digests(talk)
-        for unit, row in enumerate(blocks.tolist()):
-            read = books.layout.needed((unit + 1) * books.pool.block_size)[-1].tolist()
-            for group in range(len(manager.config.groups)):
-                parts = [p for p, is_read in enumerate(read) if is_read]
-                own = [row[p] for p in parts if books.layout.group_of(p) == group]
-                if own and all(own):
-                    found.add((group, digests[unit]))
+        for row, digest, own in zip(
+            blocks.tolist(), manager.block_digests(talk), parts, strict=False
+        ):
+            found |= {(g, digest) for g, of in own.items() if all(row[part] for part in of)}
     return found
+
+
+def parts_read(layout: Layout, num_units: int) -> list[dict[int, list[int]]]:
+    """For each unit and group, the parts of it that a prompt reads which continues behind it."""
+    read: list[dict[int, list[int]]] = []
+    for unit in range(num_units):
+        read.append({})
+        for part in np.flatnonzero(layout.needed((unit + 1) * layout.block_size)[-1]).tolist():
+            read[-1].setdefault(layout.group_of(part), []).append(part)
+    return read
 
 
 def by_group(events: Events, told: dict[Tier, set[Any]]) -> None:

@@ -10,29 +10,11 @@ from tests.unit.engine import cache, ids, serve
 from tests.unit.snapshot import refused, snapshot
 
 
-def test_a_computed_prefix_is_shared_block_for_block(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    first = serve(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9])
-    second = manager.sequence(manager.admit([1, 2, 3, 4, 5, 6, 7, 8, 0]))
-    assert ids(second)[:2] == ids(first)[:2]
-    assert ids(second)[2] != ids(first)[2]
-    assert second.num_cached_tokens == second.num_computed_tokens == 8
-
-
 def test_the_last_token_is_never_served_from_the_cache(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4)
     cache(manager, [1] * 8)
     assert manager.match([1] * 8).num_cached_tokens == 4
     assert manager.match([1] * 9).num_cached_tokens == 8
-
-
-def test_admission_tells_found_tokens_apart_in_the_stats(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    cache(manager, [1] * 9)
-    manager.admit([1] * 9)
-    stats = manager.stats()
-    assert (stats.query_tokens, stats.hit_tokens, stats.partial_hit_tokens) == (18, 8, 0)
-    assert stats.hit_rate == pytest.approx(8 / 18)
 
 
 def test_match_changes_nothing(make_manager: MakeManager) -> None:
@@ -92,20 +74,6 @@ def test_slots_beyond_everything_never_fit(make_manager: MakeManager, slots: int
         manager.reserve(handle, slots)
     with refused(manager, NeverFitsError):
         manager.resume(preempted, num_slots=slots)
-
-
-def test_a_row_of_the_table_limits_a_sequence_too(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, max_blocks_per_seq=2)
-    assert manager.block_tables.shape[1] == 2
-    with refused(manager, NeverFitsError):
-        manager.admit([1] * 5)
-    handle = manager.admit([1] * 4)
-    with refused(manager, NeverFitsError):
-        manager.append(handle, [1])
-    with refused(manager, NeverFitsError):
-        manager.reserve(handle, 5)
-    with refused(manager, NeverFitsError):
-        manager.decode([handle], [1])
 
 
 def test_the_null_block_is_never_handed_out(make_manager: MakeManager) -> None:

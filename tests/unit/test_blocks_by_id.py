@@ -18,7 +18,7 @@ from blockmgr import (
     UnknownSequenceError,
 )
 from tests.conftest import MakeManager
-from tests.unit.engine import cache, ids, serve, step
+from tests.unit.engine import cache, ids, serve
 from tests.unit.snapshot import refused
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
@@ -74,37 +74,6 @@ def test_a_question_about_a_wrong_block_is_refused(make_manager: MakeManager, na
         getattr(manager, name)("0")
 
 
-# Forgetting.
-
-
-def test_who_computed_the_same_itself_caches_it_anew(make_manager: MakeManager) -> None:
-    manager = make_manager(12, 2, dedup="append_only")
-    first, second = manager.admit(PROMPT), manager.admit(PROMPT)
-    step(manager)
-    assert manager.forget(manager.block_ids(first)[:1]) == 3
-    assert manager.match(PROMPT).num_cached_tokens == 0
-    manager.decode([second], [8])
-    assert manager.match([*PROMPT, 8]).block_ids.tolist() == manager.block_ids(second)[:3]
-
-
-def test_a_private_block_that_is_forgotten_is_never_found(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    handle = manager.admit(PROMPT)
-    assert manager.forget(manager.block_ids(handle, 2)) == 0
-    step(manager)
-    assert manager.match(PROMPT).num_cached_tokens == 0
-
-
-def test_nothing_is_forgotten_around_what_the_forward_has_yet_to_write(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(8, 2, early_commit=True)
-    handle = manager.admit(PROMPT)
-    manager.commit(handle, 7)
-    with refused(manager, StepError):
-        manager.forget([0])
-
-
 # Admissions with a match.
 
 
@@ -128,18 +97,6 @@ def test_a_match_with_part_of_a_block_holds_for_fewer_slots(make_manager: MakeMa
     assert seq.num_cached_tokens == 6
 
 
-@pytest.mark.parametrize(("most", "found"), [(0, 0), (1, 0), (3, 2), (4, 4), (99, 6)])
-def test_no_more_is_taken_from_the_cache_than_is_asked_for(
-    make_manager: MakeManager, most: int, found: int
-) -> None:
-    manager = make_manager(12, 2)
-    cache(manager, PROMPT)
-    assert manager.match(PROMPT, max_cached_tokens=most).num_cached_tokens == found
-    seq = manager.sequence(manager.admit(PROMPT, max_cached_tokens=most))
-    assert seq.num_cached_tokens == found
-    assert manager.stats().query_tokens == 14
-
-
 def test_a_call_may_hold_back_other_blocks_than_the_watermark(make_manager: MakeManager) -> None:
     manager = make_manager(4, 2, watermark_blocks=1)
     assert manager.can_admit([1] * 8) is Admission.NEVER
@@ -156,18 +113,6 @@ def test_a_call_may_hold_back_other_blocks_than_the_watermark(make_manager: Make
         manager.admit([2] * 4, watermark_blocks=10**12)
     manager.admit([2] * 6, watermark_blocks=0)
     assert manager.num_available == 0
-
-
-def test_a_match_says_how_many_blocks_its_admission_takes(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    cache(manager, PROMPT)
-    assert manager.match(PROMPT).num_idle_blocks == 3
-    running = manager.admit(PROMPT[:5])
-    assert manager.match(PROMPT).num_idle_blocks == 1
-    before = manager.num_available
-    manager.admit(PROMPT)
-    assert before - manager.num_available == 4 - 3 + 1
-    manager.free(running)
 
 
 @pytest.mark.parametrize(
@@ -208,19 +153,6 @@ def committed_ahead(manager: BlockManager) -> int:
     return handle
 
 
-@pytest.mark.parametrize("name", ["free", "preempt"])
-def test_a_sequence_can_leave_in_the_step_that_was_to_compute_it(
-    make_manager: MakeManager, name: str
-) -> None:
-    manager = make_manager(8, 2, early_commit=True)
-    handle = committed_ahead(manager)
-    with refused(manager, StepError):
-        getattr(manager, name)(handle)
-    getattr(manager, name)(handle, withdraw=True)
-    assert manager.match(PROMPT).num_cached_tokens == 0
-    assert manager.stats().free_blocks == 8
-
-
 def test_nobody_leaves_with_what_others_have_found_in_the_same_step(
     make_manager: MakeManager,
 ) -> None:
@@ -246,17 +178,6 @@ def test_a_twin_that_the_same_forward_writes_takes_the_place(
     assert manager.match(PROMPT).block_ids.tolist() == manager.block_ids(second)[:3]
     assert manager.match([*PROMPT[:1], 9]).num_cached_tokens == 0
     manager.check_invariants()
-
-
-def test_nothing_is_taken_back_once_the_copies_are_taken(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, early_commit=True)
-    handle = committed_ahead(manager)
-    plan = manager.take_copies()
-    with refused(manager, StepError):
-        manager.free(handle, withdraw=True)
-    manager.copies_applied(plan.ticket)
-    manager.free(handle, withdraw=True)
-    assert manager.match(PROMPT).num_cached_tokens == 6
 
 
 # Tables.

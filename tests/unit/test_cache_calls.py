@@ -28,26 +28,6 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7]
 # Forgetting.
 
 
-def test_a_running_sequence_keeps_its_blocks_and_caches_nothing_more(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(16, 2)
-    seq = serve(manager, PROMPT)
-    before = ids(seq)
-    assert manager.reset_prefix_cache() == 3
-    assert ids(seq) == before
-    assert seq.num_computed_tokens == 7
-    manager.decode([seq.handle], [8])
-    manager.decode([seq.handle], [9])
-    [child] = manager.fork(seq.handle)
-    manager.append(child, [8, 8])
-    manager.commit(child, 11)
-    seq.free()
-    manager.free(child)
-    assert manager.match([*PROMPT, 8, 9]).num_cached_tokens == 0
-    assert manager.stats().cached_blocks == 0
-
-
 def test_a_reset_waits_for_what_was_committed_ahead(make_manager: MakeManager) -> None:
     manager = make_manager(8, 2, early_commit=True)
     handle = manager.admit(PROMPT)
@@ -93,18 +73,6 @@ def test_without_ghosts_what_was_forgotten_is_not_called_never_seen(
     cache(manager, PROMPT)
     manager.reset_prefix_cache()
     assert manager.explain(PROMPT).reason is MissReason.NOT_REMEMBERED
-
-
-@pytest.mark.parametrize("eviction", ["lru", "lfuda", "s3fifo", "arc"])
-def test_every_policy_serves_on_after_a_reset(make_manager: MakeManager, eviction: str) -> None:
-    manager = make_manager(8, 2, eviction=eviction)
-    for turn in range(12):
-        cache(manager, [turn % 5] * 5)
-        held = serve(manager, [turn] * 3)
-        if turn % 4 == 3:
-            manager.reset_prefix_cache()
-            manager.check_invariants()
-        held.free()
 
 
 # Admissions that do not read the cache.

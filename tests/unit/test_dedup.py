@@ -9,21 +9,6 @@ from tests.conftest import MakeManager
 from tests.unit.engine import ids, serve, step
 
 
-def test_remap_points_the_sequence_at_the_cached_twin_in_use(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, dedup="remap")
-    first, second = (manager.sequence(manager.admit([1] * 5)) for _ in range(2))
-    before = ids(second)
-    step(manager)
-    assert ids(second)[:2] == ids(first)[:2]
-    assert manager.take_remaps() == [
-        Remap(second.handle, 0, before[0], ids(first)[0]),
-        Remap(second.handle, 1, before[1], ids(first)[1]),
-    ]
-    assert manager.take_remaps() == []
-    assert manager.stats().deduplicated_blocks == 2
-    assert manager.num_available == 8 - 4
-
-
 def test_a_sequence_alone_in_the_pool_gets_all_of_it(make_manager: MakeManager) -> None:
     """Idle blocks whose only use is to stand for twins must not cause a shortage."""
     manager = make_manager(6, 2, dedup="append_only")

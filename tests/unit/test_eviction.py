@@ -8,17 +8,6 @@ from tests.unit.engine import cache, serve
 from tests.unit.snapshot import refused
 
 
-def test_a_look_up_does_not_make_a_block_recent(make_manager: MakeManager) -> None:
-    manager = make_manager(2, 2)
-    cache(manager, [1] * 2)
-    cache(manager, [2] * 2)
-    manager.match([1] * 3)
-    manager.can_admit([1] * 3)
-    manager.admit([9])
-    assert manager.match([1] * 3).num_cached_tokens == 0
-    assert manager.match([2] * 3).num_cached_tokens == 2
-
-
 def test_eviction_ends_when_everything_is_pinned(make_manager: MakeManager) -> None:
     """Sources and destinations of a taken plan are not victims, and the search ends."""
     manager = make_manager(4, 2, min_partial_tokens=0)

@@ -206,10 +206,10 @@ def conversation(**options: Any) -> BlockManager:
     return manager
 
 
-def crowded(manager: BlockManager) -> None:
+def crowded(manager: BlockManager, num_evicted: int = 40) -> None:
     """Takes the blocks of all passed boundaries, and of few others."""
     others = 0
-    while manager.stats().evicted_blocks < 40:
+    while manager.stats().evicted_blocks < num_evicted:
         turn(manager, text(100 + others, 0, 60), [])
         others += 1
 
@@ -251,8 +251,9 @@ def test_a_retained_turn_is_kept() -> None:
 
 
 def with_margin(margin: int, build: Any) -> Any:
+    """The pool is small, because the specification scans all of it."""
     return build(
-        200,
+        100,
         SIZE,
         null_block=True,
         groups=[FullAttention(), SlidingWindow(16)],
@@ -269,7 +270,7 @@ def test_a_prompt_that_others_share_is_kept(margin: int, users: int, build: Any)
     manager = with_margin(margin, build)
     for number in range(users):
         turn(manager, [*text(0, 0, 40), *[number] * 20], [])
-    crowded(manager)
+    crowded(manager, 20)
     assert at(manager, 40) == 40 - margin
 
 

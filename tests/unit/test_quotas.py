@@ -10,7 +10,6 @@ import pytest
 from blockmgr import Admission, BlockManager, ManagerConfig, NeverFitsError, OutOfBlocksError
 from blockmgr.config import EVICTION_POLICIES, Quotas
 from tests.conftest import MakeManager
-from tests.unit.engine import cache, ids, serve
 from tests.unit.snapshot import refused
 
 A, B = b"tenant-a", b"tenant-b"
@@ -58,21 +57,6 @@ def test_a_prompt_larger_than_its_quota_never_fits(make_manager: MakeManager) ->
         manager.decode([handle], [1])
 
 
-@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
-def test_a_namespace_evicts_its_own_blocks_only(make_manager: MakeManager, eviction: str) -> None:
-    manager = make_manager(12, 1, quotas={A: 4, B: 4}, eviction=eviction)
-    for namespace in (A, B, b""):
-        cache(manager, [1, 2, 3, 4], namespace=namespace)
-    for token in range(10, 20):
-        cache(manager, [token, token], namespace=A)
-    assert manager.match([1, 2, 3, 4, 5], namespace=B).num_cached_tokens == 4
-    assert manager.match([1, 2, 3, 4, 5]).num_cached_tokens == 4
-    evicted = [manager.quota_usage(name).evicted_blocks for name in (A, B, b"")]
-    assert evicted[0] >= 8
-    assert evicted[1:] == [0, 0]
-    assert manager.stats().evicted_blocks == evicted[0]
-
-
 # ---- the accounting, call by call ------------------------------------------------------------
 
 
@@ -89,19 +73,6 @@ def test_usage_adds_up_to_the_limit_through_every_state(make_manager: MakeManage
     manager.complete(plan.ticket)
     assert usage(manager, A) == (6, 4, 2, 0, 0)
     assert manager.quota_usage(A).available == 6
-
-
-def test_a_sequence_reparented_to_another_namespace_is_given_blocks_there(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(12, 2, quotas={A: 4, B: 5})
-    mine, theirs = serve(manager, [1] * 4, namespace=A), serve(manager, [2] * 4, namespace=B)
-    manager.reparent([mine.handle, theirs.handle], [1, 1])
-    assert ids(mine) == ids(theirs)
-    assert usage(manager, A) == (4, 2, 2, 0, 0)
-    mine.append([3])
-    assert usage(manager, A) == (4, 2, 2, 0, 0)
-    assert usage(manager, B) == (5, 2, 0, 0, 3)
 
 
 # ---- batches ---------------------------------------------------------------------------------
@@ -127,15 +98,6 @@ def test_a_batch_tells_what_the_namespace_that_lacks_would_need(make_manager: Ma
         manager.decode(handles, [1] * 5)
 
 
-def test_a_sharer_that_moves_away_is_counted_where_it_belongs(make_manager: MakeManager) -> None:
-    manager = make_manager(12, 2, quotas={A: 2, B: 3})
-    shared = [manager.admit([1], namespace=A), manager.admit([1], namespace=B)]
-    everybody = shared + [child for handle in shared for child in manager.fork(handle)]
-    manager.decode(everybody, [1, 2, 3, 4])
-    assert usage(manager, A) == (2, 0, 0, 0, 2)
-    assert usage(manager, B) == (3, 1, 0, 0, 2)
-
-
 # ---- the watermark ---------------------------------------------------------------------------
 
 
@@ -146,15 +108,6 @@ def test_each_share_holds_back_its_part_of_the_watermark(make_manager: MakeManag
         with refused(manager, NeverFitsError):
             manager.admit([1] * (most + 1), namespace=namespace)
         manager.admit([1] * most, namespace=namespace)
-
-
-def test_a_sequence_that_grew_past_the_watermark_comes_back(make_manager: MakeManager) -> None:
-    manager = make_manager(20, 1, quotas={A: 10}, watermark_blocks=6)
-    handle = manager.admit([1] * 7, namespace=A)
-    manager.append(handle, [2, 3, 4])
-    manager.preempt(handle)
-    manager.resume(handle)
-    assert manager.sequence(handle).num_blocks == 10
 
 
 # ---- the option ------------------------------------------------------------------------------

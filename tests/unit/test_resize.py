@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,10 +14,8 @@ from blockmgr import (
     RecurrentState,
     Ring,
     SlidingWindow,
-    StepError,
 )
 from blockmgr.blocks import BlockState
-from blockmgr.config import EVICTION_POLICIES
 from blockmgr.tiers import TierConfig, TieredManager
 from tests.conftest import MakeManager
 from tests.stress.mirror import Mirror
@@ -93,35 +90,6 @@ def test_what_leaves_is_found_no_more_and_what_stays_is() -> None:
     assert manager.stats().forgotten_blocks == 1
 
 
-def test_a_sequence_that_stays_caches_nothing_in_blocks_that_leave(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(8, 2)
-    handle = manager.admit(LONG)
-    manager.shrink(3)
-    step(manager)  # it computes in a block that is out of use
-    manager.grow(8)
-    assert manager.match(LONG).num_cached_tokens == 0
-    manager.preempt(handle)
-    manager.resume(handle)
-    step(manager)
-    assert manager.match(LONG).num_cached_tokens == 6
-
-
-@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
-def test_no_block_out_of_use_is_handed_out_under_any_policy(
-    make_manager: MakeManager, eviction: str
-) -> None:
-    manager = make_manager(12, 2, eviction=eviction, ghost_blocks=12)
-    for turn in range(6):
-        cache(manager, [turn, *LONG])
-    manager.shrink(6)
-    for turn in range(6):
-        assert max(ids(serve(manager, [turn, *LONG]))) < 6
-        manager.free(manager.handles()[0])
-    manager.check_invariants()
-
-
 def test_what_fits_only_the_larger_pool_has_to_wait(make_manager: MakeManager) -> None:
     manager = make_manager(8, 2)
     handle = serve(manager, LONG).handle
@@ -172,41 +140,6 @@ def test_a_pool_without_blocks_waits(make_manager: MakeManager) -> None:
     assert ids(serve(manager, [1])) == [0]
 
 
-def test_a_block_leaves_when_the_steps_that_may_use_it_are_complete(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(6, 2, steps_in_flight=2)
-    handle = manager.admit(LONG)
-    ticket = manager.take_copies().ticket
-    manager.copies_applied(ticket)
-    manager.free(handle)
-    assert manager.shrink(2) == 2
-    assert manager.leaving() == {2: [], 3: []}
-    manager.complete(ticket)
-    assert (manager.leaving(), capacity(manager)) == ({}, 2)
-
-
-@pytest.mark.parametrize("aborted", [False, True])
-def test_a_copy_keeps_its_source_until_it_is_applied(
-    make_manager: MakeManager, aborted: bool
-) -> None:
-    manager = make_manager(6, 2)
-    parent = serve(manager, [1, 2, 3])
-    [child] = parent.fork()
-    child.append([4])
-    source = ids(parent)[1]
-    assert manager.shrink(source) == 2
-    parent.free()
-    plan = manager.take_copies()
-    assert manager.leaving()[source] == []
-    if aborted:
-        manager.copies_aborted(plan.ticket)
-        assert manager.leaving()[source] == []
-        plan = manager.take_copies()
-    manager.copies_applied(plan.ticket)
-    assert list(manager.leaving()) == [ids(child)[1]]
-
-
 def test_holds_and_pins_do_not_stop_a_pool(make_manager: MakeManager) -> None:
     manager = make_manager(8, 2, retention=True, max_pinned_blocks=8)
     blocks = cache(manager, LONG)
@@ -218,27 +151,6 @@ def test_holds_and_pins_do_not_stop_a_pool(make_manager: MakeManager) -> None:
     manager.release(blocks[2:3])
     assert manager.shrink(blocks[1]) == 0
     manager.unpin(pin)
-
-
-def test_a_step_that_is_promised_is_waited_for(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, early_commit=True)
-    handle = manager.admit(LONG)
-    manager.commit(handle, 6)
-    with refused(manager, StepError, match="shrink"):
-        manager.shrink(2)
-    assert manager.shrink(8) == 0
-    manager.copies_applied(manager.take_copies().ticket)
-    assert manager.shrink(2) == 2
-
-
-def test_a_reset_leaves_the_size_as_it_is(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    seq = serve(manager, LONG)
-    manager.shrink(2)
-    manager.reset_prefix_cache()
-    assert (capacity(manager), manager.shrink(2)) == (4, 2)
-    seq.free()
-    assert (capacity(manager), manager.num_available) == (2, 2)
 
 
 GROUPS: list[tuple[Any, ...]] = [
@@ -304,21 +216,6 @@ def test_a_window_that_leaves_makes_no_room_for_a_batch(make_manager: MakeManage
     assert manager.num_available == 1
     with refused(manager, OutOfBlocksError, match="need 2 blocks, 1 available"):
         manager.decode([ours], [2])
-
-
-def test_sizes_follow_one_another(make_manager: MakeManager) -> None:
-    manager = make_manager(10, 2)
-    handles = [serve(manager, [n, n, n]).handle for n in range(5)]
-    counts = [manager.shrink(size) for size in (8, 6, 3, 3)]
-    assert counts == [2, 4, 7, 7]
-    manager.grow(7)
-    assert list(manager.leaving()) == [7, 8, 9]
-    for handle in handles:
-        manager.free(handle)
-    assert (capacity(manager), manager.num_available) == (7, 7)
-    for before, after in pairwise([7, 2, 10, 0, 10]):
-        (manager.grow if after > before else manager.shrink)(after)
-        assert capacity(manager) == after
 
 
 def test_a_load_keeps_its_blocks_until_it_is_done_and_a_store_does_not() -> None:

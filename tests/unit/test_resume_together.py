@@ -50,20 +50,6 @@ def test_samples_fit_where_they_were_and_one_by_one_they_do_not(make_manager: Ma
     assert tables(manager, handles) == [tables(manager, handles)[0]] * 4
 
 
-def test_they_go_on_as_forks_do(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    handles = samples(manager, 3)
-    preempt(manager, handles)
-    manager.resume_together(handles)
-    step(manager)
-    manager.decode(handles, [7, 8, 9])
-    plan = manager.take_copies()
-    assert [copy.num_tokens for copy in plan] == [2, 2]  # the last sharer writes in place
-    manager.copies_applied(plan.ticket)
-    assert len({table[0] for table in tables(manager, handles)}) == 1
-    assert len({table[1] for table in tables(manager, handles)}) == 3
-
-
 def test_a_tree_shares_each_of_its_branches(make_manager: MakeManager) -> None:
     manager = make_manager(16, 2)
     trunk = manager.admit([1, 2, 3])
@@ -79,18 +65,6 @@ def test_a_tree_shares_each_of_its_branches(make_manager: MakeManager) -> None:
     assert [manager.sequence(h).tokens.tolist()[3:] for h in leaves[:4]] == [
         [10, 11, 12], [10, 11, 12, 13], [10, 11, 12], [20, 21, 22]
     ]  # fmt: skip
-
-
-def test_the_beginning_of_another_sequence_shares_its_last_block(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    long = manager.admit(PROMPT)
-    [short] = manager.fork(long)
-    manager.truncate(short, 5)
-    held = manager.stats().used_blocks
-    preempt(manager, [short, long])
-    manager.resume_together([short, long])
-    assert tables(manager, [short])[0] == tables(manager, [long])[0]
-    assert manager.stats().used_blocks == held == 2
 
 
 def test_slots_behind_tokens_are_not_shared(make_manager: MakeManager) -> None:
@@ -109,30 +83,6 @@ def test_slots_behind_tokens_are_not_shared(make_manager: MakeManager) -> None:
     first, second = tables(manager, [short, long])
     assert first[0] == second[0]
     assert first[1] != second[1]
-
-
-def test_a_chunk_is_shared_and_the_rest_waits(make_manager: MakeManager) -> None:
-    manager = make_manager(4, 2)
-    handles = [manager.admit([1, 2, 3, 4, 5, 6, last], num_slots=4) for last in (7, 8)]
-    preempt(manager, handles)
-    manager.resume_together(handles, num_slots=4)
-    assert tables(manager, handles)[0] == tables(manager, handles)[1]
-    assert manager.stats().used_blocks == 2
-    assert [manager.sequence(h).num_slots for h in handles] == [4, 4]
-    assert manager.sequence(handles[1]).tokens.tolist() == [1, 2, 3, 4, 5, 6, 8]
-
-
-def test_all_find_what_is_cached(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 4)
-    handles = samples(manager, 3)
-    step(manager)
-    manager.decode(handles, [7, 8, 9])
-    step(manager)
-    preempt(manager, handles)
-    manager.resume_together(handles)
-    assert [manager.sequence(h).num_cached_tokens for h in handles] == [4, 4, 4]
-    stats = manager.stats()
-    assert (stats.resumed_query_tokens, stats.resumed_hit_tokens) == (21, 12)
 
 
 def test_what_must_be_computed_again_is_shared_when_room_is_short(
@@ -162,32 +112,6 @@ def test_what_must_be_computed_again_is_shared_when_room_is_short(
     assert [roomy.sequence(h).num_cached_tokens for h in (other, less)] == [8, 4]
 
 
-def test_strangers_come_back_in_one_call_too(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    handles = [manager.admit([n] * 6) for n in range(3)]
-    preempt(manager, handles)
-    manager.resume_together(handles)
-    assert manager.stats().used_blocks == 6
-    assert [manager.sequence(h).tokens.tolist() for h in handles] == [[n] * 6 for n in range(3)]
-
-
-def test_nothing_is_shared_across_namespaces_and_extra_keys(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 2)
-    image = {1: b"image"}
-    handles = [
-        manager.admit(PROMPT),
-        manager.admit(PROMPT, namespace=b"other"),
-        manager.admit(PROMPT, extras=image),
-        manager.admit(PROMPT, extras=image),
-    ]
-    preempt(manager, handles)
-    manager.resume_together(handles)
-    plain, other, first, second = tables(manager, handles)
-    assert not set(plain) & set(other)
-    assert (plain[0] == first[0], set(plain[1:]) & set(first[1:])) == (True, set())
-    assert first == second
-
-
 def test_all_or_none_come_back(make_manager: MakeManager) -> None:
     manager = make_manager(6, 2)
     handles = [manager.admit([n] * 4) for n in range(3)]
@@ -209,16 +133,6 @@ def test_more_than_the_pool_has_never_comes_back_together(make_manager: MakeMana
     manager.resume_together(handles, num_slots=4)
 
 
-def test_each_namespace_needs_its_own_room(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, quotas={b"small": 2})
-    theirs, ours = manager.admit([1] * 3, namespace=b"small"), manager.admit([1] * 3)
-    preempt(manager, [theirs, ours])
-    manager.admit([2], namespace=b"small")
-    with refused(manager, OutOfBlocksError) as caught:
-        manager.resume_together([ours, theirs])
-    assert (caught.value.needed, caught.value.available) == (2, 1)
-
-
 def test_the_watermark_is_lowered_as_far_as_they_need(make_manager: MakeManager) -> None:
     manager = make_manager(3, 2, watermark_blocks=2)
     first = manager.admit([1])
@@ -235,16 +149,6 @@ def test_the_watermark_is_lowered_as_far_as_they_need(make_manager: MakeManager)
     with refused(held, OutOfBlocksError) as caught:
         held.resume_together(handles)
     assert caught.value.reserved_by_watermark == 2
-
-
-def test_the_cache_need_not_be_read(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 4)
-    handles = samples(manager, 2)
-    step(manager)
-    preempt(manager, handles)
-    manager.resume_together(handles, read_cache=False)
-    assert [manager.sequence(h).num_cached_tokens for h in handles] == [0, 0]
-    assert manager.stats().resumed_query_tokens == 0
 
 
 def test_several_that_continue_one_end_share_or_copy_it(make_manager: MakeManager) -> None:

@@ -10,7 +10,6 @@ import pytest
 from blockmgr import (
     BlockManager,
     ManagerConfig,
-    Pin,
     PinBudgetError,
     Priority,
     UnknownPinError,
@@ -47,28 +46,6 @@ def need(manager: BlockManager, num_blocks: int) -> None:
 def survivors(manager: BlockManager, num_blocks: int) -> list[int]:
     need(manager, num_blocks)
     return [cached(manager, tokens) for tokens in (A, B, C)]
-
-
-@pytest.mark.parametrize(
-    ("priority", "left"),
-    [
-        (Priority.LOW, [2, 0, 1]),
-        (Priority.NORMAL, [0, 1, 2]),
-        (Priority.EXPECTED, [0, 2, 1]),
-        (Priority.HIGH, [0, 2, 1]),
-    ],
-)
-def test_a_retained_prefix_goes_in_the_order_of_its_priority(
-    manager: BlockManager, priority: Priority, left: list[int]
-) -> None:
-    for tokens in (A, B, C):
-        serve(manager, tokens)
-    if priority is Priority.LOW:
-        assert manager.retain_prefix(B, priority=priority) == 2
-        assert survivors(manager, 3) == [1, 0, 2]
-    else:
-        assert manager.retain_prefix(B, priority=priority) == 2
-        assert survivors(manager, 3) == left
 
 
 def test_a_range_of_a_running_sequence_is_kept_once_it_ends(manager: BlockManager) -> None:
@@ -120,20 +97,6 @@ def test_an_expired_retention_is_as_if_it_had_never_been(manager: BlockManager) 
     assert manager.stats().expired_blocks == 2
 
 
-def test_an_expected_conversation_outlasts_unknown_ones(manager: BlockManager) -> None:
-    serve(manager, A, expect_reuse=True)
-    serve(manager, B)
-    serve(manager, C)
-    assert survivors(manager, 4) == [2, 0, 0]
-
-
-def test_a_conversation_that_ends_goes_before_older_ones(manager: BlockManager) -> None:
-    serve(manager, A)
-    serve(manager, B)
-    serve(manager, C, expect_reuse=False)
-    assert survivors(manager, 2) == [2, 2, 0]
-
-
 def test_one_conversation_that_ends_does_not_speak_for_another(manager: BlockManager) -> None:
     serve(manager, [*A, *B], expect_reuse=True)
     serve(manager, [*A, *C], expect_reuse=False)
@@ -151,18 +114,6 @@ def test_what_others_continue_is_not_given_up_with_one_of_them(manager: BlockMan
     assert manager.stats().low_priority_blocks == 4
     shared = manager.match([*A, 0]).block_ids
     assert manager.blocks().priority[shared].tolist() == [Priority.NORMAL] * 2
-
-
-def test_running_work_gets_pinned_blocks_as_the_last_resort(manager: BlockManager) -> None:
-    serve(manager, A)
-    serve(manager, B)
-    pins = [manager.pin(A), manager.pin(B)]
-    assert manager.num_available == 6
-    need(manager, 5)
-    assert [manager.pinned(pin) for pin in pins] == [Pin(2, 0), Pin(2, 1)]
-    assert manager.stats().evicted_pinned_blocks == 3
-    for pin in pins:
-        manager.unpin(pin)
 
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
