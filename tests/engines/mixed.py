@@ -105,6 +105,7 @@ def draw_more(rng: random.Random, settings: Settings) -> More:
         unsure=rng.random() < 0.3,
         losses=rng.random() < 0.4,
         running_resets=rng.random() < 0.5,
+        unordered=settings.remote and rng.random() < 0.5,
     )
 
 

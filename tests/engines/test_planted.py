@@ -15,7 +15,17 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
 from blockmgr import BlockManager, ChunkedAttention, RecurrentState, Ring, SlidingWindow
-from blockmgr.ports.vllm import held, layers, manager, prompts, states, support, tables
+from blockmgr.ports.vllm import (
+    commits,
+    held,
+    layers,
+    manager,
+    plugin,
+    prompts,
+    states,
+    support,
+    tables,
+)
 from blockmgr.ports.vllm.options import Options
 from blockmgr.ports.vllm.slots import Slots, WholeState
 from tests.engines.fuzz import compared, decided_alike
@@ -455,3 +465,38 @@ def test_a_window_that_is_computed_again_in_part_is_noticed(
 
     monkeypatch.setattr(layers, "group_of", less)
     assert wrong_runs({}, "again") > 0
+
+
+@pytest.mark.parametrize("kind", ["window", "bare"])
+def test_a_load_into_a_block_that_a_step_in_flight_reads_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    assert wrong_runs({}, kind, remote=True, asynchronous=True) == 0
+
+    def at_once(scheduler: Any, blocks: list[int]) -> None:
+        pool = scheduler.kv_cache_manager.block_pool
+        pool.free_blocks([pool.blocks[block] for block in blocks])
+
+    monkeypatch.setattr(plugin, "_free_later", at_once)
+    assert wrong_runs({}, kind, remote=True, asynchronous=True) > 0
+
+
+def test_a_load_that_overtakes_a_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wrong_runs({}, "state", drafts="ngram", remote=True, asynchronous=True) == 0
+    take = manager.KVCacheManager.take_kv_cache_block_copies
+
+    def keep_none(self: Any) -> Any:
+        copies, kept = take(self)
+        self.block_pool.free_blocks(kept)
+        return copies, []
+
+    monkeypatch.setattr(manager.KVCacheManager, "take_kv_cache_block_copies", keep_none)
+    assert wrong_runs({}, "state", drafts="ngram", remote=True, asynchronous=True) > 0
+
+
+def test_a_block_that_is_sent_and_given_to_others_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert wrong_runs({}, "window", remote=True) == 0
+    monkeypatch.setattr(commits.Commits, "hand_over", lambda self, held: None)
+    assert wrong_runs({}, "window", remote=True) > 0

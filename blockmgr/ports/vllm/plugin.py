@@ -174,6 +174,8 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
     if not isinstance(ours, manager.KVCacheManager):
         return
     commits = ours.commits
+    if scheduler.defer_block_free:
+        commits.free_later = functools.partial(_free_later, scheduler)
     if has_states := isinstance(commits, states.StateCommits):
         scheduler._mamba_block_aligned_split = commits.clip_chunk
         commits.finished_loads = functools.partial(_finished_loads, scheduler)
@@ -194,6 +196,12 @@ def _finished_loads(scheduler: Any) -> set[str]:
     """Requests whose loads have ended, and which the scheduler has not taken up yet."""
     done: set[str] = scheduler.finished_recving_kv_req_ids - scheduler.failed_recving_kv_req_ids
     return done
+
+
+def _free_later(scheduler: Any, blocks: list[int]) -> None:
+    """Ends holds once the steps in flight have run."""
+    pool, fence = scheduler.kv_cache_manager.block_pool, scheduler.sched_step_seq
+    scheduler._free_cow_retained_blocks([pool.blocks[block] for block in blocks], fence)
 
 
 def _preparing(ours: Any, scheduler: Any) -> Callable[..., None]:
