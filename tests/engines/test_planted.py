@@ -30,7 +30,7 @@ from blockmgr.ports.vllm.options import Options
 from blockmgr.ports.vllm.slots import Slots, WholeState
 from tests.engines.fuzz import compared, decided_alike
 from tests.engines.layers import HAS_RINGS
-from tests.engines.world import World, draw
+from tests.engines.world import More, World, draw
 
 MODEL = os.environ.get("BLOCKMGR_TINY_MODEL", "")
 pytestmark = pytest.mark.skipif(not MODEL, reason="BLOCKMGR_TINY_MODEL names no model")
@@ -500,3 +500,19 @@ def test_a_block_that_is_sent_and_given_to_others_is_noticed(
     assert wrong_runs({}, "window", remote=True) == 0
     monkeypatch.setattr(commits.Commits, "hand_over", lambda self, held: None)
     assert wrong_runs({}, "window", remote=True) > 0
+
+
+def runs_that_read_what_failed() -> int:
+    """Wrong runs in which loads of a step fail."""
+    wrong = 0
+    for seed in range(26, 32):
+        settings = draw(seed, MODEL, "fcfs", False, {}, lossless=True, remote=True)
+        settings = replace(settings, more=More(fails_in_step=True))
+        wrong += bool(World(settings).run().wrong)
+    return wrong
+
+
+def test_a_failed_load_that_stays_cached_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runs_that_read_what_failed() == 0
+    monkeypatch.setattr(manager.KVCacheManager, "forget_failed", lambda self, names: None)
+    assert runs_that_read_what_failed() > 0

@@ -89,6 +89,7 @@ class More:
         unsure: Whether the connector sometimes does not know yet what it has.
         losses: Whether blocks are lost with several groups, too.
         running_resets: Whether a reset preempts running requests beside a connector, too.
+        fails_in_step: Whether loads fail that do not make a request wait.
         unordered: Whether loads that requests wait for overtake steps in flight, as where K/V come
             from other machines. Such a connector stores nothing.
     """
@@ -106,6 +107,7 @@ class More:
     losses: bool = False
     running_resets: bool = False
     unordered: bool = False
+    fails_in_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -621,9 +623,12 @@ class World:
             mine = scheduler.kv_cache_manager.get_block_ids(request.request_id)
             if lost.intersection(*[chain(*mine)]):
                 scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
+        if self.settings.remote:  # nobody counts on what is lost while it is being sent
+            sending = scheduler.connector.sending
+            for name in [name for name in sending if lost.intersection(chain(*sending[name]))]:
+                sending[name] = tuple([0] * len(table) for table in sending[name])
         scheduler.kv_cache_manager.evict_blocks(lost)
-        for slot in [s for s in self.memory if s // self.stride in lost]:
-            self.memory[slot] = (-1, -1, 0)  # garbage
+        self.spoil(lost)
         self.tally.evicted += 1
 
     def step(self) -> None:
@@ -685,7 +690,10 @@ class World:
             # vLLM's workers move states between columns before they begin the loads of the step.
             for load in loads:
                 self.bring(*load)
-            self.compute(batch, drafts, prefixes)
+            invalid = received.invalid_block_ids if received else set()
+            failed = {name for name in tables if invalid.intersection(*tables[name])}
+            self.spoil(invalid)
+            self.compute(batch, drafts, prefixes, failed)
             if self.settings.has_states and self.settings.drafts:
                 self.settle(batch, drafts, result.sampled_token_ids)
 
@@ -706,8 +714,12 @@ class World:
         batch: list[tuple[str, int, int]],
         drafts: dict[str, list[int]],
         prefixes: dict[str, list[int]],
+        failed: set[str],
     ) -> None:
-        """The forward: all write before any reads, as layer by layer."""
+        """The forward: all write before any reads, as layer by layer.
+
+        What requests write is garbage if they read what could not be loaded.
+        """
         of_attention = [
             (group, layers)
             for group, layers in enumerate(self.settings.layers)
@@ -718,12 +730,20 @@ class World:
                 first = max(start, self.again[name][1]) if layers.is_found else start
                 for position in range(first, stop):
                     held = group, position, prefixes[name][position]
-                    self.memory[self.slot(name, group, position)] = held
+                    self.memory[self.slot(name, group, position)] = (
+                        (-1, -1, 0) if name in failed else held
+                    )
         self.consume(batch, drafts, prefixes)
         for name, start, stop in batch:
             for group, layers in of_attention:
                 first = self.first_read(name, layers, start)
-                self.read(name, group, range(first, stop), prefixes[name])
+                if name not in failed:
+                    self.read(name, group, range(first, stop), prefixes[name])
+
+    def spoil(self, blocks: set[int]) -> None:
+        """Fills blocks with garbage."""
+        for block in blocks:
+            self.memory |= dict.fromkeys(self.slots(block), (-1, -1, 0))
 
     def drafts_of(self, name: str, tokens: Sequence[int]) -> list[int]:
         """The drafts of a request's step; an asynchronous scheduler has placeholders for them."""
@@ -770,6 +790,7 @@ class World:
         """Loads some of what requests wait for; returns what those of this step need, too."""
         manager, loads = self.scheduler.kv_cache_manager, self.scheduler.connector.loads
         of_step: list[Load] = []
+        received = KVConnectorOutput(finished_recving=set())
         for name, (start, stop, waits) in loads.items():
             if waits:
                 self.loading[name] = start, stop
@@ -777,8 +798,11 @@ class World:
                 tables = [[*table] for table in self.tables[name]]
                 of_step.append((name, tables, start, stop, self.prefixes(name, stop)))
                 self.tally.loaded += stop - start
+                if self.settings.more.fails_in_step and self.more.random() < 0.3:
+                    [table], [size] = tables, self.settings.sizes
+                    first = self.more.randrange(start // size, -(-stop // size))
+                    received.invalid_block_ids.update(table[first : -(-stop // size)])
         loads.clear()
-        received = KVConnectorOutput(finished_recving=set())
         sending = self.scheduler.connector.sending
         received.finished_sending = {name for name in sending if self.more.random() < 0.3}
         for name in received.finished_sending:

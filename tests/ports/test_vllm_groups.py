@@ -660,3 +660,18 @@ def test_a_block_that_is_loaded_in_part_is_not_zeroed(vllm: None) -> None:
     )  # fmt: skip
     assert taken is not None
     assert manager.take_new_block_ids() == []
+
+
+def test_what_is_computed_again_after_a_failed_load_is_not_found(vllm: None) -> None:
+    manager = make(FULL, num_blocks=33)
+    served = request("first", TOKENS)
+    step(manager, served)
+    manager.new_step_starts()
+    manager.take_kv_cache_block_copies()
+    served.num_computed_tokens = SIZE
+    manager.forget_failed({"first", "gone"})
+    _, found, _ = manager.get_computed_blocks(request("second", TOKENS))
+    assert found == SIZE
+    step(manager, served)
+    manager.free(served)
+    manager.manager.check_invariants()

@@ -79,6 +79,9 @@ METHODS = _names(
         "vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split": (
             "request num_new_tokens num_new_local_computed_tokens num_external_computed_tokens"
         ),
+        "vllm.v1.core.sched.scheduler:Scheduler._handle_invalid_blocks": (
+            "invalid_block_ids num_scheduled_tokens"
+        ),
         "vllm.v1.core.sched.scheduler:Scheduler._free_cow_retained_blocks": "blocks fence_seq",
         "vllm.v1.kv_cache_interface:SlidingWindowSpec.max_admission_blocks_per_request": (
             "max_in_flight_tokens max_model_len"

@@ -43,7 +43,7 @@ from blockmgr.ports.vllm.tables import Tables
 from blockmgr.ports.vllm.wishes import Wishes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
     from vllm.v1.request import Request
@@ -483,6 +483,16 @@ class KVCacheManager:
         self.manager.acquire(ids)
         self.free(request)
         return [Block(self.manager, block) for block in ids]
+
+    def forget_failed(self, request_ids: Iterable[str]) -> None:
+        """Removes what these requests compute again from the cache, after loads in a step failed.
+
+        vLLM leaves it there, where others find it before its K/V are right. What these requests
+        compute from there on is not cached.
+        """
+        for held in [self._held[name] for name in request_ids if name in self._held]:
+            computed = held.request.num_computed_tokens
+            self.evict_blocks({*self._tables.blocks(held, computed).by_group[0]})
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Removes these blocks from the cache, in use or not."""
