@@ -22,7 +22,7 @@ from blockmgr.config import EVICTION_POLICIES
 from blockmgr.ports.unsupported import UnsupportedConfigError
 from blockmgr.ports.vllm import OptionError
 from tests.engines.events import EventWorld
-from tests.engines.layers import HAS_RINGS
+from tests.engines.layers import FULL, HAS_RINGS
 from tests.engines.world import More, Settings, Tally, World, compare_once, draw, make_scheduler
 
 KINDS = ("full", "window", "chunk", "latent", "bare", "state", "bare, state")
@@ -90,7 +90,7 @@ def draw_more(rng: random.Random, settings: Settings) -> More:
     # vLLM's first model runner has no pipeline stages with asynchronous steps. Without them, vLLM
     # would give drafts to requests that were preempted while a step was in flight.
     is_whole = not settings.has_runner_v2 if settings.asynchronous else settings.drafts > 0
-    return More(
+    more = More(
         tuple(scheduling.items()),
         stages=1 if is_whole or rng.random() < 0.7 else rng.choice([2, 3]),
         pauses=rng.random() < 0.2,
@@ -105,7 +105,11 @@ def draw_more(rng: random.Random, settings: Settings) -> More:
         unsure=rng.random() < 0.3,
         losses=rng.random() < 0.4,
         running_resets=rng.random() < 0.5,
+        unordered=settings.remote and rng.random() < 0.5,
     )
+    is_plain = settings.layers == FULL and more.stages == 1 and not settings.drafts
+    is_first = settings.remote and is_plain and not (settings.asynchronous or more.streams)
+    return replace(more, fails_in_step=is_first and rng.random() < 0.5)
 
 
 def accepted(seed: int, model: str, refused: Counter[str]) -> Settings:

@@ -48,6 +48,7 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
         flushed: Those of them whose blocks the next step may write, which it must wait for.
         loads: Loads that were begun, by request: the tokens before and behind, and whether the
             request waits for it.
+        sending: Requests that have ended, and the blocks that were handed over to be sent.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
@@ -55,9 +56,9 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._seed, self._unit, self._states = extra["seed"], extra["unit"], extra["states"]
         self._sends, self._unsure = extra["sends"], extra["unsure"]
-        self._waits = extra["waits"]
+        self._waits, self._stores = extra["waits"], extra["stores"]
         self._luck = random.Random(f"sends {self._seed}")
-        self.sending: list[str] = []
+        self.sending: dict[str, tuple[list[int], ...]] = {}
         self.stores: list[Store] = []
         self.flushed: list[Store] = []
         self._taken: set[int] = set()  # blocks that requests got in this step
@@ -96,22 +97,24 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
         self.flushed = [store for store in self.stores if store.block in taken]
         self.stores = [store for store in self.stores if store.block not in taken]
         offers = scheduler_output.kv_connector_block_state.boundary_state_offloads or {}
-        self.stores += [Store(name, *offer) for name, some in offers.items() for offer in some]
+        if self._stores:
+            self.stores += [Store(name, *offer) for name, some in offers.items() for offer in some]
         return KVConnectorMetadata()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-        return self._keeps(request), None
+        return self._keeps(request, (block_ids,)), None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, None]:
-        return self._keeps(request), None
+        return self._keeps(request, block_ids), None
 
-    def _keeps(self, request: Any) -> bool:
+    def _keeps(self, request: Any, block_ids: tuple[list[int], ...]) -> bool:
         """Whether the blocks of a request that has ended stay until they are sent."""
         has_all = request.status is not RequestStatus.FINISHED_ABORTED  # it may be loading
         is_kept = self._sends and has_all and self._luck.random() < 0.5
-        self.sending += [request.request_id] * is_kept
+        if is_kept:
+            self.sending[request.request_id] = block_ids
         return is_kept
 
     def start_load_kv(self, forward_context: Any, **named: Any) -> None:

@@ -81,7 +81,7 @@ class States:
             prefixes: By position, the tokens up to there.
         """
         world, (start, stop, drafts) = self._world, step
-        table, size = world.tables[name][group], world.settings.sizes[group]
+        table, size = world.launched[name][group], world.settings.sizes[group]
         first, least = (stop - 1) // size, stop - drafts
         columns = table[first : first + 1 + world.settings.drafts]
         is_whole = len({*columns} - {0}) == 1 + world.settings.drafts
@@ -141,7 +141,7 @@ class States:
         settings = self._world.settings
         for group, layers in enumerate(settings.layers):
             if layers.kind == "state":
-                yield group, settings.sizes[group], self._world.tables[name][group]
+                yield group, settings.sizes[group], self._world.launched[name][group]
 
     def _move(self, moves: list[tuple[list[int], int, int, int]]) -> None:
         """Brings states from one column to another, after so many right drafts."""

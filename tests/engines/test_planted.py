@@ -15,12 +15,22 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
 from blockmgr import BlockManager, ChunkedAttention, RecurrentState, Ring, SlidingWindow
-from blockmgr.ports.vllm import held, layers, manager, prompts, states, support, tables
+from blockmgr.ports.vllm import (
+    commits,
+    held,
+    layers,
+    manager,
+    plugin,
+    prompts,
+    states,
+    support,
+    tables,
+)
 from blockmgr.ports.vllm.options import Options
 from blockmgr.ports.vllm.slots import Slots, WholeState
 from tests.engines.fuzz import compared, decided_alike
 from tests.engines.layers import HAS_RINGS
-from tests.engines.world import World, draw
+from tests.engines.world import More, World, draw
 
 MODEL = os.environ.get("BLOCKMGR_TINY_MODEL", "")
 pytestmark = pytest.mark.skipif(not MODEL, reason="BLOCKMGR_TINY_MODEL names no model")
@@ -455,3 +465,54 @@ def test_a_window_that_is_computed_again_in_part_is_noticed(
 
     monkeypatch.setattr(layers, "group_of", less)
     assert wrong_runs({}, "again") > 0
+
+
+@pytest.mark.parametrize("kind", ["window", "bare"])
+def test_a_load_into_a_block_that_a_step_in_flight_reads_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    assert wrong_runs({}, kind, remote=True, asynchronous=True) == 0
+
+    def at_once(scheduler: Any, blocks: list[int]) -> None:
+        pool = scheduler.kv_cache_manager.block_pool
+        pool.free_blocks([pool.blocks[block] for block in blocks])
+
+    monkeypatch.setattr(plugin, "_free_later", at_once)
+    assert wrong_runs({}, kind, remote=True, asynchronous=True) > 0
+
+
+def test_a_load_that_overtakes_a_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wrong_runs({}, "state", drafts="ngram", remote=True, asynchronous=True) == 0
+    take = manager.KVCacheManager.take_kv_cache_block_copies
+
+    def keep_none(self: Any) -> Any:
+        copies, kept = take(self)
+        self.block_pool.free_blocks(kept)
+        return copies, []
+
+    monkeypatch.setattr(manager.KVCacheManager, "take_kv_cache_block_copies", keep_none)
+    assert wrong_runs({}, "state", drafts="ngram", remote=True, asynchronous=True) > 0
+
+
+def test_a_block_that_is_sent_and_given_to_others_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert wrong_runs({}, "window", remote=True) == 0
+    monkeypatch.setattr(commits.Commits, "hand_over", lambda self, held: None)
+    assert wrong_runs({}, "window", remote=True) > 0
+
+
+def runs_that_read_what_failed() -> int:
+    """Wrong runs in which loads of a step fail."""
+    wrong = 0
+    for seed in range(26, 32):
+        settings = draw(seed, MODEL, "fcfs", False, {}, lossless=True, remote=True)
+        settings = replace(settings, more=More(fails_in_step=True))
+        wrong += bool(World(settings).run().wrong)
+    return wrong
+
+
+def test_a_failed_load_that_stays_cached_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runs_that_read_what_failed() == 0
+    monkeypatch.setattr(manager.KVCacheManager, "forget_failed", lambda self, names: None)
+    assert runs_that_read_what_failed() > 0

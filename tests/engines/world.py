@@ -3,6 +3,8 @@
 A slot holds the prefix from which its K/V was computed, and the group of layers that wrote it.
 Every step zeroes blocks and runs the block copies, then each request writes its new positions, then
 it reads in every group what those layers read. Everything read must belong to its own prefix.
+Steps run in the order in which they were launched. Loads that requests wait for need not keep to
+it: a connector may write K/V while steps before are still to run.
 
 A recurrent state fills its block, and is the prefix of all tokens that it consumed (``states``).
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -65,6 +67,10 @@ LORA = LoRARequest("adapter", 1, "/adapter")
 IMAGE = 5  # tokens
 
 
+# A request, its tables, the tokens before and behind what is loaded, and their prefixes.
+Load = tuple[str, list[list[int]], int, int, list[int]]
+
+
 @dataclass(frozen=True)
 class More:
     """What ``mixed`` draws beside the rest: settings of vLLM's scheduler, and of requests.
@@ -83,6 +89,9 @@ class More:
         unsure: Whether the connector sometimes does not know yet what it has.
         losses: Whether blocks are lost with several groups, too.
         running_resets: Whether a reset preempts running requests beside a connector, too.
+        fails_in_step: Whether loads fail that do not make a request wait.
+        unordered: Whether loads that requests wait for overtake steps in flight, as where K/V come
+            from other machines. Such a connector stores nothing.
     """
 
     scheduling: tuple[tuple[str, Any], ...] = ()
@@ -97,6 +106,8 @@ class More:
     unsure: bool = False
     losses: bool = False
     running_resets: bool = False
+    unordered: bool = False
+    fails_in_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -265,6 +276,7 @@ def draw(
         waits=waits,
         ranks=ranks,
         inside=inside,
+        more=More(unordered=remote and seed % 4 < 3, sends=remote and seed % 2 == 1),
     )
 
 
@@ -379,6 +391,7 @@ def connector(settings: Settings) -> KVTransferConfig:
             "unit": 1 if settings.inside else math.lcm(*settings.sizes),
             "states": settings.has_states,
             "waits": settings.waits,
+            "stores": not settings.more.unordered,
             "sends": settings.more.sends,
             "unsure": settings.more.unsure,
         },
@@ -404,6 +417,8 @@ class World:
         self.stride = max(settings.sizes)  # slots of a block, of which small ones use the first
         self.memory: dict[int, tuple[int, int, int]] = {}  # by slot: group, position, prefix
         self.tables: dict[str, list[list[int]]] = {}  # by request and group
+        self.launched: dict[str, list[list[int]]] = {}  # those of the step that runs
+        self.stream: list[Callable[[], None]] = []  # what launched steps have yet to do
         self.states = States(self)
         self.again: dict[str, tuple[int, int]] = {}  # by request, what is computed again
         self.computed: dict[str, int] = {}  # by request, right tokens, as its worker knows
@@ -416,7 +431,6 @@ class World:
         self.heads = [self._tokens(self.rng.randint(4, longest)) for _ in range(3)]
         self.pending: list[tuple[Any, ModelRunnerOutput]] = []  # launched, not reported
         self.loading: dict[str, tuple[int, int]] = {}  # by request that waits for it, a load
-        self.sending: list[str] = []  # requests that have ended, and whose blocks are being sent
         self.paused = 0  # steps until the scheduler goes on
 
     def _tokens(self, count: int) -> list[int]:
@@ -594,6 +608,7 @@ class World:
 
     def lose_some_blocks(self) -> None:
         """A load fails: requests that have its blocks end, and the blocks are evicted."""
+        self.run_launched()
         scheduler = self.scheduler
         holders = [r for r in scheduler.running if self.tables.get(r.request_id)]
         if not holders:
@@ -608,9 +623,12 @@ class World:
             mine = scheduler.kv_cache_manager.get_block_ids(request.request_id)
             if lost.intersection(*[chain(*mine)]):
                 scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
+        if self.settings.remote:  # nobody counts on what is lost while it is being sent
+            sending = scheduler.connector.sending
+            for name in [name for name in sending if lost.intersection(chain(*sending[name]))]:
+                sending[name] = tuple([0] * len(table) for table in sending[name])
         scheduler.kv_cache_manager.evict_blocks(lost)
-        for slot in [s for s in self.memory if s // self.stride in lost]:
-            self.memory[slot] = (-1, -1, 0)  # garbage
+        self.spoil(lost)
         self.tally.evicted += 1
 
     def step(self) -> None:
@@ -626,6 +644,7 @@ class World:
 
     def report(self) -> None:
         output, result = self.pending.pop(0)
+        self.run_launched(len(self.pending))
         self.scheduler.update_from_output(output, result)
         if self.settings.drafts and not self.settings.asynchronous:
             sampled = zip(result.req_ids, result.sampled_token_ids, strict=True)
@@ -642,14 +661,11 @@ class World:
         self.scheduler.update_draft_token_ids(DraftTokenIds(alive, drafts))
 
     def forward(self, output: Any) -> ModelRunnerOutput:
+        """Launches a step."""
         if self.settings.remote and self.settings.has_states:
             self.store()
-        for block in output.new_block_ids_to_zero or ():
-            for slot in self.slots(block):
-                self.memory.pop(slot, None)
         copies = output.kv_cache_block_copies or ()
         self.tally.copies += len(copies)
-        self.copy([(copy.src_block_id, copy.dst_block_id) for copy in copies])
         batch = self.batch(output)
         drafts = {
             name: self.drafts_of(name, tokens)
@@ -658,31 +674,76 @@ class World:
         prefixes = {
             name: self.prefixes(name, stop, drafts.get(name, ())) for name, _, stop in batch
         }
-        if self.settings.has_states:
-            self.states.begin(output, batch)
-        # vLLM's workers move states between columns before they begin the loads of the step.
-        received = self.load() if self.settings.remote else None
+        received, loads = self.load() if self.settings.remote else (None, [])
+        result = self.sample([(name, stop) for name, _, stop in batch], drafts)
+        result.kv_connector_output = received
+        tables = {name: [[*table] for table in self.tables[name]] for name, _, _ in batch}
+
+        def run() -> None:
+            self.launched = tables
+            for block in output.new_block_ids_to_zero or ():
+                for slot in self.slots(block):
+                    self.memory.pop(slot, None)
+            self.copy([(copy.src_block_id, copy.dst_block_id) for copy in copies])
+            if self.settings.has_states:
+                self.states.begin(output, batch)
+            # vLLM's workers move states between columns before they begin the loads of the step.
+            for load in loads:
+                self.bring(*load)
+            invalid = received.invalid_block_ids if received else set()
+            failed = {name for name in tables if invalid.intersection(*tables[name])}
+            self.spoil(invalid)
+            self.compute(batch, drafts, prefixes, failed)
+            if self.settings.has_states and self.settings.drafts:
+                self.settle(batch, drafts, result.sampled_token_ids)
+
+        self.stream.append(run)
+        if not self.settings.more.unordered:
+            self.run_launched()
+        if self.settings.drafts:
+            self.verify(batch, drafts, result.sampled_token_ids)
+        return result
+
+    def run_launched(self, left: int = 0) -> None:
+        """Runs the steps that were launched, except the last ones."""
+        while len(self.stream) > left:
+            self.stream.pop(0)()
+
+    def compute(
+        self,
+        batch: list[tuple[str, int, int]],
+        drafts: dict[str, list[int]],
+        prefixes: dict[str, list[int]],
+        failed: set[str],
+    ) -> None:
+        """The forward: all write before any reads, as layer by layer.
+
+        What requests write is garbage if they read what could not be loaded.
+        """
         of_attention = [
             (group, layers)
             for group, layers in enumerate(self.settings.layers)
             if layers.is_attention
         ]
-        for name, start, stop in batch:  # all write before any reads, as layer by layer
+        for name, start, stop in batch:
             for group, layers in of_attention:
                 first = max(start, self.again[name][1]) if layers.is_found else start
                 for position in range(first, stop):
                     held = group, position, prefixes[name][position]
-                    self.memory[self.slot(name, group, position)] = held
+                    self.memory[self.slot(name, group, position)] = (
+                        (-1, -1, 0) if name in failed else held
+                    )
         self.consume(batch, drafts, prefixes)
         for name, start, stop in batch:
             for group, layers in of_attention:
                 first = self.first_read(name, layers, start)
-                self.read(name, group, range(first, stop), prefixes[name])
-        result = self.sample([(name, stop) for name, _, stop in batch], drafts)
-        result.kv_connector_output = received
-        if self.settings.drafts:
-            self.verify(batch, drafts, result.sampled_token_ids)
-        return result
+                if name not in failed:
+                    self.read(name, group, range(first, stop), prefixes[name])
+
+    def spoil(self, blocks: set[int]) -> None:
+        """Fills blocks with garbage."""
+        for block in blocks:
+            self.memory |= dict.fromkeys(self.slots(block), (-1, -1, 0))
 
     def drafts_of(self, name: str, tokens: Sequence[int]) -> list[int]:
         """The drafts of a request's step; an asynchronous scheduler has placeholders for them."""
@@ -699,13 +760,21 @@ class World:
     ) -> None:
         """Counts the drafts that are right, and proposes the next ones."""
         for (name, _, stop), tokens in zip(batch, sampled, strict=True):
-            least = stop - len(drafts.get(name, ()))
-            accepted = max(1, len(tokens))
-            self.computed[name] = end = least + accepted - 1
-            if self.settings.has_states:
-                self.states.settle(name, stop, least, accepted)
+            end = stop - len(drafts.get(name, ())) + max(1, len(tokens)) - 1
+            self.computed[name] = end
             if self.settings.asynchronous and tokens:
                 self.proposed[name] = self.propose(name, end + 1)
+
+    def settle(
+        self,
+        batch: list[tuple[str, int, int]],
+        drafts: dict[str, list[int]],
+        sampled: list[list[int]],
+    ) -> None:
+        """Keeps the states that the right drafts reached."""
+        for (name, _, stop), tokens in zip(batch, sampled, strict=True):
+            least = stop - len(drafts.get(name, ()))
+            self.states.settle(name, stop, least, max(1, len(tokens)))
 
     def propose(self, name: str, at: int) -> list[int]:
         """Drafts of the tokens from a position on, of which some are wrong."""
@@ -717,22 +786,27 @@ class World:
             else drafts
         )
 
-    def load(self) -> KVConnectorOutput:
-        """Loads what requests of this step need, and some of what others wait for."""
+    def load(self) -> tuple[KVConnectorOutput, list[Load]]:
+        """Loads some of what requests wait for; returns what those of this step need, too."""
         manager, loads = self.scheduler.kv_cache_manager, self.scheduler.connector.loads
+        of_step: list[Load] = []
+        received = KVConnectorOutput(finished_recving=set())
         for name, (start, stop, waits) in loads.items():
             if waits:
                 self.loading[name] = start, stop
             else:
-                self.bring(name, self.tables[name], start, stop)
+                tables = [[*table] for table in self.tables[name]]
+                of_step.append((name, tables, start, stop, self.prefixes(name, stop)))
                 self.tally.loaded += stop - start
+                if self.settings.more.fails_in_step and self.more.random() < 0.3:
+                    [table], [size] = tables, self.settings.sizes
+                    first = self.more.randrange(start // size, -(-stop // size))
+                    received.invalid_block_ids.update(table[first : -(-stop // size)])
         loads.clear()
-        received = KVConnectorOutput(finished_recving=set())
-        self.sending += self.scheduler.connector.sending
-        self.scheduler.connector.sending.clear()
-        done = [name for name in self.sending if self.more.random() < 0.3]
-        received.finished_sending = set(done)
-        self.sending = [name for name in self.sending if name not in received.finished_sending]
+        sending = self.scheduler.connector.sending
+        received.finished_sending = {name for name in sending if self.more.random() < 0.3}
+        for name in received.finished_sending:
+            self.check_sent(name, sending.pop(name))
         for name, (start, stop) in list(self.loading.items()):
             if self.luck.random() < 0.6:
                 continue
@@ -745,9 +819,9 @@ class World:
             if self.luck.random() < 0.2:
                 self.fail(name, tables, start, stop, received)
             else:
-                self.bring(name, tables, start, stop)
+                self.bring(name, tables, start, stop, self.prefixes(name, stop))
                 self.tally.loaded += stop - start
-        return received
+        return received, of_step
 
     def fail(
         self,
@@ -758,14 +832,15 @@ class World:
         received: KVConnectorOutput,
     ) -> None:
         """A load fails; with full attention alone, a connector may tell from which block on."""
-        self.bring(name, tables, start, stop, is_wrong=True)
+        prefixes = self.prefixes(name, stop)
+        self.bring(name, tables, start, stop, prefixes, is_wrong=True)
         if self.settings.layers != FULL or self.more.random() < 0.5:
             received.failed_recving.add(name)
             return
         [table], [size] = tables, self.settings.sizes
         first = self.more.randrange(start // size, -(-stop // size))
         received.invalid_block_ids.update(table[first : -(-stop // size)])
-        self.bring(name, tables, start, max(start, first * size))
+        self.bring(name, tables, start, max(start, first * size), prefixes)
 
     def bring(
         self,
@@ -773,11 +848,11 @@ class World:
         tables: Sequence[list[int]],
         start: int,
         stop: int,
+        prefixes: list[int],
         *,
         is_wrong: bool = False,
     ) -> None:
         """Writes K/V where the groups have blocks for it."""
-        prefixes = self.prefixes(name, stop)
         for group, size in enumerate(self.settings.sizes):
             if self.settings.layers[group].kind == "state":
                 state = (-1, -1, 0) if is_wrong else (group, stop - 1, prefixes[stop - 1])
@@ -808,6 +883,21 @@ class World:
                 where = f"{store.name}, stored {store.group}"
                 self.tally.wrong.append((self.tally.steps, where, store.stop))
             self.tally.stored += 1
+
+    def check_sent(self, name: str, tables: Sequence[list[int]]) -> None:
+        """Notes the first position whose K/V were handed over to be sent, and are not there."""
+        request = self.scheduler.requests[name]
+        prefixes = self.prefixes(name, min(request.num_computed_tokens, request.num_tokens - 1))
+        for group, (table, size) in enumerate(zip(tables, self.settings.sizes, strict=True)):
+            if not self.settings.layers[group].is_attention:
+                continue
+            for position, prefix in enumerate(prefixes):
+                block = table[position // size]
+                slot = block * self.stride + position % size
+                if block and self.memory.get(slot) != (group, position, prefix):
+                    where = f"{name}, sent {group}"
+                    self.tally.wrong.append((self.tally.steps, where, position))
+                    break
 
     def slots(self, block: int) -> range:
         return range(block * self.stride, (block + 1) * self.stride)
@@ -850,7 +940,7 @@ class World:
     def turn(self, name: str, group: int, step: tuple[int, int], prefixes: list[int]) -> None:
         """Compresses tokens: a ring has those that wait for an entry, and gets the step's last."""
         (start, stop), layers = step, self.settings.layers[group]
-        if len(self.tables[name][group]) != 1:
+        if len(self.launched[name][group]) != 1:
             self.tally.wrong.append((self.tally.steps, f"{name}, ring {group}", start))
             return
         self.read(name, group, range(self.first_read(name, layers, start), start), prefixes)
@@ -893,7 +983,7 @@ class World:
     def slot(self, name: str, group: int, position: int) -> int:
         size = self.settings.sizes[group]
         column = 0 if self.settings.layers[group].kind == "ring" else position // size
-        return self.tables[name][group][column] * self.stride + position % size
+        return self.launched[name][group][column] * self.stride + position % size
 
     def prefixes(self, name: str, stop: int, drafts: Sequence[int] = ()) -> list[int]:
         request = self.scheduler.requests[name]
@@ -941,6 +1031,7 @@ class World:
         manager = self.scheduler.kv_cache_manager
         if self.settings.options is None:
             return
+        self.scheduler.processed_step_seq = self.scheduler.sched_step_seq + 1
         self.scheduler._drain_deferred_frees()  # vLLM does so with the next step
         manager.manager.check_invariants()
         assert manager.manager.num_available == manager.manager.config.capacity, "blocks leaked"

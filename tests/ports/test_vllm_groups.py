@@ -595,3 +595,83 @@ def test_prompts_with_and_without_an_image_share_what_is_before_it(
         vars(served).update(about, mm_features=images)
         assert manager.get_computed_blocks(served)[1] == found
         manager.prompts.forget("next")
+
+
+@pytest.mark.parametrize("specs", [(FULL, WINDOW), (CHUNK, FULL), (WINDOW,)])
+def test_blocks_that_steps_in_flight_read_are_given_back_after_them(
+    vllm: None, specs: tuple[Any, ...]
+) -> None:
+    manager = make(*specs, num_blocks=33)
+    later: list[int] = []
+    manager.commits.free_later = later.extend
+    served = request("first", [*TOKENS, *TOKENS])
+    step(manager, served, 20)
+    read = {*chain.from_iterable(manager.get_block_ids("first"))} - {0}
+    step(manager, served, 4)  # the first step may still run
+    kept = read - {*chain.from_iterable(manager.get_block_ids("first"))}
+    assert kept
+    assert kept == {*later}
+    assert all(manager.manager.ref_count(block) == 1 for block in kept)
+    manager.block_pool.free_blocks([manager.block_pool.blocks[block] for block in later])
+    assert not any(manager.manager.ref_count(block) for block in kept)
+    manager.free(served)
+    manager.manager.check_invariants()
+    assert manager.manager.num_available == manager.manager.config.capacity
+
+
+def test_blocks_of_copies_are_held_until_these_have_run(vllm: None) -> None:
+    manager = make(FULL, MAMBA, num_blocks=33, min_partial_tokens=0)
+    manager.commits.free_later = lambda blocks: None
+    served = request("first", TOKENS)
+    step(manager, served, 2 * SIZE)
+    manager.new_step_starts()  # caches the state where the forward ended
+    assert manager.allocate_slots(served, SIZE) is not None
+    copies, kept = manager.take_kv_cache_block_copies()
+    [copy] = copies
+    assert {each.block_id for each in kept} == {copy.source, copy.destination}
+    manager.free(served)
+    assert all(each.ref_cnt == 1 for each in kept)
+    manager.block_pool.free_blocks(kept)
+    assert manager.manager.num_available == manager.manager.config.capacity
+
+
+def test_a_table_that_was_handed_over_names_what_it_did_until_the_request_is_freed(
+    vllm: None,
+) -> None:
+    manager = make(FULL, WINDOW, num_blocks=33)
+    served = request("first", [*TOKENS, *TOKENS])
+    step(manager, served, 20)
+    manager.remove_skipped_blocks("first", 20)
+    tables = manager.get_block_ids("first")
+    assert 0 in tables[1]  # what no later query reads
+    step(manager, request("other", TOKENS[::-1]), 8)
+    assert manager.get_block_ids("first") == tables
+    manager.free(served)
+    manager.manager.check_invariants()
+
+
+def test_a_block_that_is_loaded_in_part_is_not_zeroed(vllm: None) -> None:
+    manager = make(FULL, WINDOW, num_blocks=33, zeroes=True)
+    served = request("first", TOKENS)
+    manager.new_step_starts()
+    taken = manager.allocate_slots(
+        served, 0, num_external_computed_tokens=SIZE + 1, delay_cache_blocks=True,
+        skip_zeroing_group_ids=(0, 1),
+    )  # fmt: skip
+    assert taken is not None
+    assert manager.take_new_block_ids() == []
+
+
+def test_what_is_computed_again_after_a_failed_load_is_not_found(vllm: None) -> None:
+    manager = make(FULL, num_blocks=33)
+    served = request("first", TOKENS)
+    step(manager, served)
+    manager.new_step_starts()
+    manager.take_kv_cache_block_copies()
+    served.num_computed_tokens = SIZE
+    manager.forget_failed({"first", "gone"})
+    _, found, _ = manager.get_computed_blocks(request("second", TOKENS))
+    assert found == SIZE
+    step(manager, served)
+    manager.free(served)
+    manager.manager.check_invariants()

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 
+from blockmgr.ports.vllm.held import ROW
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from vllm.v1.request import Request
 
@@ -40,6 +42,9 @@ class Commits:
 
     Attributes:
         in_step: Whether a step is being planned.
+        free_later: Where loads of a connector do not wait for the steps in flight, what releases
+            blocks once these have run.
+        kept: Blocks of the step's copies that are held for that.
     """
 
     def __init__(
@@ -58,6 +63,9 @@ class Commits:
         self._events = events
         self._block_size = manager.config.block_size
         self._every = min(each.block_size for each in layers)
+        self._windows = [group for group, each in enumerate(layers) if each.is_passed]
+        self.free_later: Callable[[list[int]], None] | None = None
+        self.kept: list[int] = []
         self._has_groups = bool(manager.config.groups)
         self._has_parts = bool(caching and manager.config.min_partial_tokens)
         self.in_step = False
@@ -70,25 +78,28 @@ class Commits:
         """Begins the planning of a step."""
         self.close_late()
         self.in_step = True
-        self._release_windows()
-
-    def _release_windows(self) -> None:
-        """Commits again what the last step wrote, so that windows release the blocks behind it."""
         passed, self._passed = self._passed, []
         for held in passed:
-            if self._is_live(held) and self._ended_there(held):
-                self._commit(held, held.num_committed)
+            self._release_windows(held)
+
+    def _release_windows(self, held: Held) -> None:
+        """Commits again what the last step wrote, so that windows release the blocks behind it."""
+        if self._is_live(held) and self._ended_there(held):
+            self._commit(held, held.num_committed)
 
     def _ended_there(self, held: Held) -> bool:
         """Whether the request may be committed again as far as it is."""
         return True
 
     def _is_live(self, held: Held) -> bool:
-        return self._held.get(held.request.request_id) is held
+        return self._held.get(held.request.request_id) is held and not held.is_sent
 
     def end_planning(self) -> list[KVCacheBlockCopy]:
         """The copies to run before the step's forward."""
         plan = self._manager.take_copies()
+        if self.free_later is not None:
+            self.kept = [block for copy in plan for block in (copy.source, copy.destination)]
+            self._manager.acquire(self.kept)
         self._manager.copies_applied(plan.ticket)
         self.in_step = self._committed_late = False
         return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan]
@@ -173,16 +184,40 @@ class Commits:
                 self._committed_late = True
         self.close_late()
 
+    def hand_over(self, held: Held) -> None:
+        """Before the table of a request that has ended is read, perhaps for some steps."""
+        if self._windows and not held.is_loading:
+            self.close_late()
+            self._release_windows(held)
+            self._committed_late = True
+        held.is_sent = True
+
     def _next_end(self, num_tokens: int) -> int:
         """The next number of tokens at which a block of the smallest size ends."""
         return num_tokens - num_tokens % self._every + self._every
 
     def _commit(self, held: Held, num_tokens: int) -> None:
         """Commits, again if need be: a block may become findable once its step has ended."""
-        self._manager.commit(held.handle, num_tokens)
+        if self.free_later is None or not self._windows:
+            self._manager.commit(held.handle, num_tokens)
+        else:  # steps in flight may still read what it releases
+            before = self._window_blocks(held)
+            self._manager.acquire(before)
+            self._manager.commit(held.handle, num_tokens)
+            now = set(self._window_blocks(held))
+            self._manager.release([block for block in before if block in now])
+            self.free_later([block for block in before if block not in now])
         held.num_committed = num_tokens
         if self._events is not None:
             self._events.stored_by(held.request)
+
+    def _window_blocks(self, held: Held) -> list[int]:
+        row, slots = held.handle & ROW, held.num_slots
+        tables = [
+            self._manager.group_table(group)[row, : self._layers[group].num_entries(slots)].tolist()
+            for group in self._windows
+        ]
+        return [block for table in tables for block in table if block]
 
     def _learn(self, held: Held, most: int) -> int:
         """Appends generated tokens up to this number; returns the number of known tokens.

@@ -79,6 +79,10 @@ METHODS = _names(
         "vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split": (
             "request num_new_tokens num_new_local_computed_tokens num_external_computed_tokens"
         ),
+        "vllm.v1.core.sched.scheduler:Scheduler._handle_invalid_blocks": (
+            "invalid_block_ids num_scheduled_tokens"
+        ),
+        "vllm.v1.core.sched.scheduler:Scheduler._free_cow_retained_blocks": "blocks fence_seq",
         "vllm.v1.kv_cache_interface:SlidingWindowSpec.max_admission_blocks_per_request": (
             "max_in_flight_tokens max_model_len"
         ),
@@ -158,7 +162,9 @@ ATTRIBUTES = _names(
             "single_type_managers enable_partial_hash_hits"
         ),
         "vllm.v1.core.block_pool:BlockPool": "blocks null_block num_gpu_blocks",
-        "vllm.v1.core.sched.scheduler:Scheduler": "kv_cache_manager connector kv_event_publisher",
+        "vllm.v1.core.sched.scheduler:Scheduler": (
+            "kv_cache_manager connector kv_event_publisher defer_block_free sched_step_seq"
+        ),
         "vllm.config:VllmConfig": (
             "additional_config scheduler_config cache_config kv_transfer_config"
         ),

@@ -33,6 +33,7 @@ class Held:
             calls of a decode step need this field alone.
         wish: What the request asks for, read when it was admitted: its end must not fail.
         is_loading: Whether a connector has yet to write some of its K/V.
+        is_sent: Whether it has ended and a connector may still read its blocks.
         stops: With recurrent states, where its forwards should end.
         slots: With several slots for a recurrent state, as for draft tokens: where it is.
     """
@@ -47,6 +48,7 @@ class Held:
     num_covered: int = 0
     wish: Wish = NO_WISH
     is_loading: bool = False
+    is_sent: bool = False
     stops: tuple[int, ...] = ()
     slots: Slots | None = None
 

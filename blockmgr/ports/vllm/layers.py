@@ -177,6 +177,11 @@ class Layers:
         return isinstance(self.group, Ring)
 
     @property
+    def is_passed(self) -> bool:
+        """Whether a request gives back blocks that no later query reads."""
+        return isinstance(self.group, SlidingWindow | ChunkedAttention)
+
+    @property
     def is_found(self) -> bool:
         """Whether prompts find its blocks."""
         return is_cached(self.group)

@@ -43,7 +43,7 @@ from blockmgr.ports.vllm.tables import Tables
 from blockmgr.ports.vllm.wishes import Wishes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
     from vllm.v1.request import Request
@@ -310,8 +310,9 @@ class KVCacheManager:
                 return None
             before = num_new_computed_tokens
             is_loaded = 0 in skip_zeroing_group_ids
-            # What is found of a block is not zeroed: it is copied there, or stays there.
-            to_zero = found - found % self.block_size if is_loaded else num_new_computed_tokens
+            # What is found of a block is not zeroed: it is copied there, or stays there. A load may
+            # overtake the zeroing.
+            to_zero = found if is_loaded else num_new_computed_tokens
         else:
             before = to_zero = held.num_slots
             is_bound = full_sequence_must_fit or reserved_blocks or self.watermark_blocks
@@ -436,7 +437,13 @@ class KVCacheManager:
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
-        """Does nothing: commits release the blocks that no query reads any more."""
+        """Releases what no query reads any more: vLLM hands the table of an ended request over.
+
+        A connector may read the blocks that are left until the request is freed.
+        """
+        held = self._held.get(request_id)
+        if held is not None:
+            self.commits.hand_over(held)
 
     # Ends of requests.
 
@@ -477,6 +484,16 @@ class KVCacheManager:
         self.free(request)
         return [Block(self.manager, block) for block in ids]
 
+    def forget_failed(self, request_ids: Iterable[str]) -> None:
+        """Removes what these requests compute again from the cache, after loads in a step failed.
+
+        vLLM leaves it there, where others find it before its K/V are right. What these requests
+        compute from there on is not cached.
+        """
+        for held in [self._held[name] for name in request_ids if name in self._held]:
+            computed = held.request.num_computed_tokens
+            self.evict_blocks({*self._tables.blocks(held, computed).by_group[0]})
+
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Removes these blocks from the cache, in use or not."""
         self.commits.close_late()
@@ -506,17 +523,17 @@ class KVCacheManager:
             self.hints.expire()
 
     def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
-        """The copies to run before this step's forward.
+        """The copies to run before this step's forward, and the blocks to hold until they have run.
 
-        No block must be held until the copies have run, because later writes are launched after
-        them.
+        These are needed where loads may overtake the copies: other writes are launched after them.
         """
         copies = self._copies if self._copies is not None else self.commits.end_planning()
         self._copies = None
         for handle in self._leaving:
             self.manager.free(handle)
         self._leaving.clear()
-        return copies, []
+        kept, self.commits.kept = self.commits.kept, []
+        return copies, [Block(self.manager, block) for block in kept]
 
     def take_new_block_ids(self) -> list[int]:
         """Blocks handed out since the last call, if workers zero them."""

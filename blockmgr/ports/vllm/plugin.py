@@ -174,6 +174,8 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
     if not isinstance(ours, manager.KVCacheManager):
         return
     commits = ours.commits
+    if scheduler.defer_block_free:
+        commits.free_later = functools.partial(_free_later, scheduler)
     if has_states := isinstance(commits, states.StateCommits):
         scheduler._mamba_block_aligned_split = commits.clip_chunk
         commits.finished_loads = functools.partial(_finished_loads, scheduler)
@@ -183,6 +185,7 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
         port = options.metrics_port + vllm_config.parallel_config.data_parallel_rank
         exposition.serve(ours.report, options.metrics_host, port)
     scheduler.add_request = _preparing(ours, scheduler)
+    scheduler._handle_invalid_blocks = _forgetting(ours, scheduler)
     if ours.enable_kv_cache_events:
         ours.publish_events = functools.partial(_publish_events, scheduler)
     elif scheduler.connector is None and not options.hash_requests and not has_states:
@@ -196,6 +199,12 @@ def _finished_loads(scheduler: Any) -> set[str]:
     return done
 
 
+def _free_later(scheduler: Any, blocks: list[int]) -> None:
+    """Ends holds once the steps in flight have run."""
+    pool, fence = scheduler.kv_cache_manager.block_pool, scheduler.sched_step_seq
+    scheduler._free_cow_retained_blocks([pool.blocks[block] for block in blocks], fence)
+
+
 def _preparing(ours: Any, scheduler: Any) -> Callable[..., None]:
     add = scheduler.add_request
 
@@ -207,6 +216,18 @@ def _preparing(ours: Any, scheduler: Any) -> Callable[..., None]:
             ours.prompts.prepare(request)
 
     return add_and_prepare
+
+
+def _forgetting(ours: Any, scheduler: Any) -> Callable[..., set[str]]:
+    handle: Callable[..., set[str]] = scheduler._handle_invalid_blocks
+
+    @functools.wraps(handle)
+    def handle_and_forget(*arguments: Any) -> set[str]:
+        failed = handle(*arguments)
+        ours.forget_failed(failed)
+        return failed
+
+    return handle_and_forget
 
 
 def _publish_events(scheduler: Any) -> None:

@@ -190,7 +190,8 @@ class StateCommits(Commits):
         # they have run, so states are then cached at stops only.
         is_scarce = self._is_scarce()
         if is_scarce:
-            stopped = [held for held in self._held.values() if self._commit_state(held)]
+            live = [held for held in self._held.values() if self._is_live(held)]
+            stopped = [held for held in live if self._commit_state(held)]
         elif self._has_slots:
             live = [held for held in self._launched.values() if self._is_live(held)]
             stopped = [held for held in live if self._commit_state(held, at_stops=True)]
