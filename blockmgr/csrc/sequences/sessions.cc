@@ -1,3 +1,4 @@
+#include "sequences/arguments.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
