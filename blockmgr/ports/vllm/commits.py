@@ -213,11 +213,11 @@ class Commits:
 
     def _window_blocks(self, held: Held) -> list[int]:
         row, slots = held.handle & ROW, held.num_slots
-        tables = [
-            self._manager.group_table(group)[row, : self._layers[group].num_entries(slots)].tolist()
-            for group in self._windows
-        ]
-        return [block for table in tables for block in table if block]
+        found: list[int] = []
+        for group in self._windows:
+            table = self._manager.group_table(group)[row, : self._layers[group].num_entries(slots)]
+            found += table[table != 0].tolist()  # a long table begins with many that have gone
+        return found
 
     def _learn(self, held: Held, most: int) -> int:
         """Appends generated tokens up to this number; returns the number of known tokens.
