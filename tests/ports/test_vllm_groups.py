@@ -650,6 +650,20 @@ def test_a_table_that_was_handed_over_names_what_it_did_until_the_request_is_fre
     manager.manager.check_invariants()
 
 
+def test_a_full_pool_takes_no_block_of_a_window_that_is_being_sent(vllm: None) -> None:
+    manager = make(FULL, WINDOW, MAMBA, num_blocks=13, min_partial_tokens=0)
+    served = request("first", TOKENS)
+    step(manager, served, 8)
+    step(manager, served, 3)  # the next step would commit these for lack of room
+    manager.remove_skipped_blocks("first", 11)
+    sent = {*chain.from_iterable(manager.get_block_ids("first"))} - {0}
+    manager.new_step_starts()
+    assert all(manager.manager.ref_count(block) for block in sent)
+    manager.take_kv_cache_block_copies()
+    manager.free(served)
+    manager.manager.check_invariants()
+
+
 def test_a_block_that_is_loaded_in_part_is_not_zeroed(vllm: None) -> None:
     manager = make(FULL, WINDOW, num_blocks=33, zeroes=True)
     served = request("first", TOKENS)
@@ -662,16 +676,48 @@ def test_a_block_that_is_loaded_in_part_is_not_zeroed(vllm: None) -> None:
     assert manager.take_new_block_ids() == []
 
 
+def settled_scheduler(manager: Any, **more: Any) -> Any:
+    """A stand-in for vLLM's scheduler, connected with the manager as the plug-in does."""
+    plugin = importlib.import_module("blockmgr.ports.vllm.plugin")
+    usual = {
+        "kv_cache_manager": manager,
+        "defer_block_free": False,
+        "add_request": lambda served: None,
+        "_handle_invalid_blocks": lambda blocks, scheduled: {"first", "gone"},
+        "connector": object(),
+    }
+    scheduler = SimpleNamespace(**{**usual, **more})
+    plugin._settle(scheduler, Options(), SimpleNamespace())
+    return scheduler
+
+
 def test_what_is_computed_again_after_a_failed_load_is_not_found(vllm: None) -> None:
     manager = make(FULL, num_blocks=33)
+    scheduler = settled_scheduler(manager)
     served = request("first", TOKENS)
     step(manager, served)
     manager.new_step_starts()
     manager.take_kv_cache_block_copies()
     served.num_computed_tokens = SIZE
-    manager.forget_failed({"first", "gone"})
+    assert scheduler._handle_invalid_blocks({3}, {"first": 4}) == {"first", "gone"}
     _, found, _ = manager.get_computed_blocks(request("second", TOKENS))
     assert found == SIZE
     step(manager, served)
     manager.free(served)
     manager.manager.check_invariants()
+
+
+def test_blocks_wait_for_steps_in_flight_if_the_scheduler_defers_what_it_frees(vllm: None) -> None:
+    manager, freed = make(FULL, WINDOW, num_blocks=33), []
+    settled_scheduler(manager)
+    assert manager.commits.free_later is None
+    settled_scheduler(
+        manager,
+        defer_block_free=True,
+        sched_step_seq=7,
+        _free_cow_retained_blocks=lambda blocks, fence: freed.append((blocks, fence)),
+    )
+    manager.commits.free_later([3, 5])
+    [(blocks, fence)] = freed
+    assert [each.block_id for each in blocks] == [3, 5]
+    assert fence == 7
