@@ -115,7 +115,7 @@ nb::object admit_loading(Core& self, nb::handle tokens, nb::handle name, nb::han
 nb::object signal(Core& self, nb::handle name, nb::handle session, Exact<int> signal,
                   Exact<double> seconds) {
   const std::string_view bytes = namespace_argument(name);
-  const Sessions::Signal checked = Sessions::checked(signal, seconds);
+  const Sessions::Signal checked = Sessions::checked_signal(signal, seconds);
   nb::object blocks = nb::none();
   self.core.signal(bytes, session_argument(session, 1), checked, seconds,
                    announce_to<std::int64_t>(blocks));

@@ -196,7 +196,7 @@ blockmgr_status blockmgr_signal(blockmgr_manager* manager, const void* name, siz
                                 const void* session, size_t session_size, int32_t signal,
                                 double seconds, int64_t* num_blocks) {
   return change(manager, [&](Sequences& core) {
-    const auto checked = Sequences::checked(signal, seconds);
+    const auto checked = Sequences::checked_signal(signal, seconds);
     tell_blocks(num_blocks, [&](const auto& announce) {
       core.signal(namespace_of(name, name_size), session_of(session, session_size, 1), checked,
                   seconds, announce);

@@ -3,7 +3,7 @@
 
 namespace blockmgr {
 
-Sessions::Signal Sessions::checked(int signal, double seconds) {
+Sessions::Signal Sessions::checked_signal(int signal, double seconds) {
   check_bounds("signal", signal, 0, static_cast<int>(Signal::kDone));
   if (!(seconds > 0))
     throw Error(ErrorKind::kValue, "seconds must be above 0, got " + std::to_string(seconds));

@@ -30,7 +30,7 @@ class Sessions : public Part<Sessions, Holding> {
  public:
   enum class Signal { kToolWait, kResumed, kDone };
   // Of a caller: a signal by its number, and the seconds that come with it.
-  static Signal checked(int signal, double seconds);
+  static Signal checked_signal(int signal, double seconds);
   // Answers are in blocks, announced as admit's, or none: the session is not known.
   using Announce = std::function<void(std::int64_t)>;
 
