@@ -136,18 +136,22 @@ class Slab(NotCopied):
         self._stride = up(self.block_bytes)
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        self.serials = np.zeros(self.num_blocks, np.uint64)
+        """Of each block, the serial that a restart may find in its header; 0 for none."""
         self._file = _opened(self.path, identity, self._payloads + self._stride * self.num_blocks)
+        _open_slabs.add(self)
         try:
             self._begin()
-        except BaseException:
+        except BaseException as error:
             self._close_files()
+            if isinstance(error, OSError):
+                raise _failed(self.path, error) from None
             raise
-        _open_slabs.add(self)
 
     def _begin(self) -> None:
         """Reads what is there, and counts the opening."""
         seed = self._records.seed
-        state = State.read([os.pread(self._file, PAGE, page * PAGE) for page in (1, 2)], seed)
+        state = State.read([self._bytes_at(page * PAGE, PAGE) for page in (1, 2)], seed)
         if state is None:
             raise SlabError(self.path, "its state is damaged; remove the file")
         found = self._scan()
@@ -159,6 +163,7 @@ class Slab(NotCopied):
         self._save(State(opening, self._floor))
         found = found[found["serial"] >= self._floor]
         found = found[np.argsort(found["serial"])]
+        self.serials[found["block"]] = found["serial"]
         # A key that was written twice counts once, as it was written last.
         last_of = {bytes(entry["key"]): i for i, entry in enumerate(found)}
         self.found = found[sorted(last_of.values())]
@@ -171,7 +176,7 @@ class Slab(NotCopied):
     def _read_order(self, opening: int) -> list[int]:
         """The blocks that were found, in the order of the last opening, if it had a clean end."""
         found: list[int] = self.found["block"].tolist()
-        data = os.pread(self._file, Order.size(self.num_blocks), self._order)
+        data = self._bytes_at(self._order, Order.size(self.num_blocks))
         order = Order.read(data, self._records.seed)
         if order is None or order.opening != opening:
             return found
@@ -184,10 +189,16 @@ class Slab(NotCopied):
         parts = []
         for first in range(0, self.num_blocks, most):
             count = min(most, self.num_blocks - first)
-            part = self._records.scan(os.pread(self._file, count * size, self._header(first)))
+            part = self._records.scan(self._bytes_at(self._header(first), count * size))
             part["block"] += first
             parts.append(part)
         return np.concatenate(parts)
+
+    def _bytes_at(self, at: int, size: int) -> bytes:
+        data = bytearray(size)
+        if read_at(self._file, memoryview(data), at) < size:
+            raise SlabError(self.path, "it ends early; remove the file")
+        return bytes(data)
 
     # Blocks.
 
@@ -272,6 +283,7 @@ class Slab(NotCopied):
         size = self._records.size
         for at, first, count in runs_of(blocks, MOST_VECTORS):
             self._write_payloads(first, views[at : at + count])
+            self.serials[first : first + count] = serials[at : at + count]
             write_at(self._file, headers[at * size : (at + count) * size], self._header(first))
             yield from itertools.repeat(None, count)
 
@@ -372,6 +384,7 @@ class Slab(NotCopied):
             write_at(self._file, memoryview(bytes(self._records.size)), self._header(block))
         if known:
             os.fsync(self._file)
+            self.serials[known] = 0
 
     def reset(self, *, volatile: bool = False) -> None:
         """Makes every block in the file count no longer, now and after a restart.
@@ -391,6 +404,7 @@ class Slab(NotCopied):
             floor = NEVER if volatile or self._floor == NEVER else self._next
             self._save(State(self._opening, floor))
             self._floor = floor
+            self.serials[:] = 0
             self.found, self.order = self.found[:0], []
 
     def close(self, *, order: Ints = ()) -> None:
@@ -506,10 +520,16 @@ def _opened(path: str, identity: Identity, size: int) -> int:
             raise SlabMismatchError(path, field, theirs, ours)
         if found.st_size != size:
             raise SlabError(path, f"it has {found.st_size} bytes, not {size}; remove the file")
-    except BaseException:
+    except BaseException as error:
         os.close(file)
+        if isinstance(error, OSError):
+            raise _failed(path, error) from None
         raise
     return file
+
+
+def _failed(path: str, error: OSError) -> SlabError:
+    return SlabError(path, f"the disk failed: {error.strerror}")
 
 
 def locked(path: str, flags: int) -> int | None:
@@ -525,9 +545,11 @@ def locked(path: str, flags: int) -> int | None:
         raise SlabError(path, f"cannot open it: {error.strerror}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(file), os.stat(path)):
+            raise BlockingIOError  # another process has put another file there
     except OSError as error:
         os.close(file)
-        if isinstance(error, BlockingIOError):
+        if isinstance(error, BlockingIOError | FileNotFoundError):
             raise SlabHeldError(path) from None
         raise SlabError(path, f"cannot lock it: {error.strerror}") from None
     return file
@@ -536,10 +558,11 @@ def locked(path: str, flags: int) -> int | None:
 def _made(path: str, identity: Identity, size: int) -> int:
     """A new slab: whole under another name first, so that a path never has half of one."""
     target = os.path.realpath(path)  # a link to a file that is yet to be made stays one
-    draft = f"{target}.new"
-    file = locked(draft, os.O_RDWR | os.O_CREAT)
+    draft = f"{target}.blockmgr-new"
+    file = locked(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     assert file is not None
     try:
+        os.fchmod(file, 0o600)  # whoever made it
         if os.path.exists(path):
             raise SlabHeldError(path)  # made in the meantime
         os.ftruncate(file, 0)

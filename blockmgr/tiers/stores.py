@@ -377,6 +377,7 @@ class Stores:
         # In the order of the file, so that neighbours are written, and later read, at once.
         ticket.targets = sorted(books.pool.take(count, namespace=path.namespace).tolist())
         books.storing |= ticket.names
+        books.writing.update(zip(ticket.targets, serials.tolist(), strict=True))
         self._tickets.add(ticket)
         return ticket
 
@@ -419,6 +420,8 @@ class Stores:
         """Drops what a ticket holds."""
         books = self._tiers[ticket.target]
         books.storing -= ticket.names
+        for block in ticket.targets:
+            books.writing.pop(block, None)
         books.pool.release(ticket.targets[::-1])
         assert ticket.kept is not None
         books.pool.release(ticket.kept[::-1])

@@ -235,6 +235,8 @@ class TierBooks:
         self.stats = TierStats()
         self.storing: set[tuple[object, ...]] = set()
         """What is being written, by parent, extra key and tokens."""
+        self.writing: dict[int, int] = {}
+        """Serial of each block that is being written."""
         self._next = 1
         self._told = GroupEvents(layout)
         if config.slab is not None:
@@ -416,7 +418,20 @@ class TierBooks:
         """Erases the last block of each path on disk, so that no restart finds it."""
         if self.slab is not None:
             found = [(path, self.find(path)) for path in paths]
-            self.slab.erase([int(own[-1, 0]) for path, own in found if len(own) == len(path)])
+            self._erase([int(own[-1, 0]) for path, own in found if len(own) == len(path)])
+
+    def _erase(self, blocks: list[int]) -> None:
+        """Erases blocks of the slab, and what it has left of those that are found no more.
+
+        A block that was evicted has its header until a store has written over it, and a restart
+        would find what it had. So would it find an older copy of a block.
+        """
+        slab = self.slab
+        if slab is not None:
+            left = np.flatnonzero(slab.serials)
+            gone = left[~self.pool.is_cached(left)].tolist()
+            writing = self.writing
+            slab.erase(blocks + [b for b in gone if writing.get(b) != slab.serials[b]])
 
     def condemn(self, path: Path) -> None:
         """Forgets the last block of a path, whose bytes turned out to be wrong."""
@@ -445,8 +460,7 @@ class TierBooks:
         found = self.pool.children(-1, namespace=namespace).tolist()
         for block in found:  # which grows meanwhile
             found += self.pool.children(block).tolist()
-        if self.slab is not None:
-            self.slab.erase(found)
+        self._erase(found)
 
     def forget_namespace(self, namespace: bytes) -> None:
         """Forgets every block of a namespace."""

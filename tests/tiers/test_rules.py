@@ -739,6 +739,48 @@ def test_a_block_that_turned_out_wrong_does_not_come_back(tmp_path: Path, at: in
     slab.close()
 
 
+@pytest.mark.parametrize("call", ["retire", "forget"])
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_what_was_evicted_for_a_store_that_failed_does_not_come_back(
+    tmp_path: Path, call: str, is_ended: bool
+) -> None:
+    """Its header is still there: nothing has written over it."""
+    slab = slab_at(tmp_path, num_blocks=1)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, [1, 2, 3], namespace=b"tenant")
+    write(manager, slab)
+    compute(manager, [5, 6, 7])
+    [other] = manager.take_stores()
+    if is_ended:
+        manager.stores_done(other.ticket, 0)
+    if call == "retire":
+        manager.retire(b"tenant")
+    else:
+        manager.forget(manager.match([1, 2, 3], namespace=b"tenant").block_ids)
+    slab.close()
+    slab = slab_at(tmp_path, num_blocks=1)
+    again = managed(TierConfig(slab=slab, ahead=99))
+    assert in_tier(again, [1, 2, 3], namespace=b"tenant") == (0,)
+    slab.close()
+
+
+def test_what_others_are_writing_stays_when_something_is_forgotten(tmp_path: Path) -> None:
+    slab = slab_at(tmp_path)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, PROMPT)
+    [each] = manager.take_stores()
+    proofs = each.target_proofs
+    assert proofs is not None
+    for block, serial, key in zip(each.target_blocks, proofs.serials, proofs.keys, strict=True):
+        slab.write(int(block), key, bytes(8), serial=int(serial))
+    manager.retire(b"tenant")
+    assert manager.stores_done(each.ticket, 4) == 4
+    slab.close()
+    slab = slab_at(tmp_path)
+    assert in_tier(managed(TierConfig(slab=slab, ahead=99))) == (8,)
+    slab.close()
+
+
 def test_a_forget_that_a_slab_refuses_changes_nothing(tmp_path: Path) -> None:
     slab = slab_at(tmp_path)
     manager = managed(tier(16), TierConfig(slab=slab, ahead=99))

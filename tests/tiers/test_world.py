@@ -28,6 +28,14 @@ def test_no_world_with_groups_reads_what_is_wrong_or_leaks(
     assert world.counts["wrong"] == 0
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_no_wild_world_reads_what_is_wrong_or_leaks(seed: int, tmp_path: Path) -> None:
+    """Among what is wrong is what was retired, or found wrong, before a restart."""
+    world = World(seed, tmp_path, [(), *LAYOUTS][seed % 3 and seed % 9], is_wild=True)
+    world.run(800)
+    assert world.counts["wrong"] == 0
+
+
 @pytest.mark.parametrize("layouts", [[()], LAYOUTS])
 def test_the_worlds_do_what_they_are_for(
     layouts: Sequence[tuple[Group, ...]], tmp_path: Path

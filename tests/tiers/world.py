@@ -8,13 +8,18 @@ proves a block is as in real movers: serial, key and checksum.
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import xxhash
 
 from blockmgr import (
@@ -23,14 +28,17 @@ from blockmgr import (
     FullAttention,
     NeverFitsError,
     OutOfBlocksError,
+    Priority,
     RecurrentState,
     SlidingWindow,
     StaleMatchError,
     StepError,
 )
-from blockmgr.groups import Group, tokens_per_block
+from blockmgr.groups import Group, table_group, tokens_per_block
 from blockmgr.tiers import DEVICE, Slab, TierConfig, TieredManager, Transfer, key_bytes
 from blockmgr.tiers.kinds import STORES
+from blockmgr.tiers.paths import Path as TierPath
+from blockmgr.tiers.paths import part_of, secret
 
 SIZE = 4
 SPACES = (b"", b"tenant")
@@ -101,11 +109,23 @@ class File(Memory):
         return np.frombuffer(into, np.uint64).copy(), digest
 
 
-class World:
-    """One world, from a seed, of a model with these groups of layers."""
+def failing(file: int) -> None:
+    """A sync that the disk fails."""
+    raise OSError(errno.EIO, "Input/output error")
 
-    def __init__(self, seed: int, folder: Path, groups: tuple[Group, ...] = ()) -> None:
+
+class World:
+    """One world, from a seed, of a model with these groups of layers.
+
+    A wild one also resizes its device, retains, cuts prompts short and names sessions. Its slab
+    fails, and what is lost is lost several times in a row.
+    """
+
+    def __init__(
+        self, seed: int, folder: Path, groups: tuple[Group, ...] = (), *, is_wild: bool = False
+    ) -> None:
         self.random = random.Random(seed)
+        self.is_wild = is_wild
         self.folder = folder
         self.has_slab = self.random.random() < 0.4
         self.lie = self.random.choice([0, 0.1, 0.4])
@@ -136,6 +156,11 @@ class World:
         self.writes["store"] = random.Random(f"{seed} store").choice(STORES)
         if groups:
             self.sizes = [size * parts for size in self.sizes]
+        if is_wild:
+            self.has_slab = seed % 4 > 0
+            self.sizes[-1] = min(self.sizes[-1], draw([4, 8, 999]) * (parts if groups else 1))
+            self.options |= {"retention": True, "max_sessions": draw([1, 5])}
+            self.clock = 0.0
         self.start()
 
     def start(self) -> None:
@@ -145,6 +170,7 @@ class World:
         self.set_up(tiers)
         self.manager = TieredManager(block_size=SIZE, tiers=tiers, **self.options)
         self.kv = np.zeros((self.options["num_blocks"], SIZE), np.uint64)
+        self.in_use = self.options["num_blocks"]
         self.names: dict[int, tuple[bytes, dict[int, bytes]]] = {}
         self.jobs.clear()
 
@@ -165,12 +191,39 @@ class World:
 
     def restart(self) -> None:
         """The process ends, and another one starts; only the slab is left."""
+        for job in self.jobs if self.is_wild else ():
+            if job.target == len(self.sizes) - 1 and self.random.random() < 0.5:
+                self.store(job, is_read=True)  # and says nothing of it
         if not self.jobs and self.random.random() < 0.5:
             self.manager.close()
         elif self.slab is not None:
             self.slab.close()
         self.start()
         self.counts["restored"] += self.manager.tier_stats()[-1].restored
+        if self.has_slab:
+            self.audit()
+
+    def audit(self) -> None:
+        """Reads whatever a slab has that can be found, as far as it is proved."""
+        names = {secret(name): name for name in (*SPACES, IMAGE)}
+        books = self.manager._tiers[-1]
+        into, number = bytearray(8 * SIZE), table_group(self.kinds)
+        for block, serial, key in self.slab.found.tolist() if self.slab else ():
+            if not books.pool.is_cached(block):
+                continue
+            prefix = books.pool.prefix_of(block)
+            path = TierPath.of_tier(prefix, SIZE)
+            is_part = any(map(part_of, path.extras.values()))
+            if is_part or path.has_end or not self.slab.read(block, key, serial, into):
+                continue
+            namespace = names[path.namespace]
+            extras = {i: names[name] for i, name in path.extras.items()}
+            tokens = path.tokens.tolist()
+            want = prefixes(tokens, namespace, extras, self.weights[namespace])
+            count = tokens_per_block(self.kinds[number], SIZE)
+            right = want[-SIZE:][:count] + np.uint64(number)
+            self.counts["audited"] += 1
+            self.counts["wrong"] += int((np.frombuffer(into, np.uint64)[:count] != right).sum())
 
     # Movers.
 
@@ -209,14 +262,15 @@ class World:
         self.counts["refused"] += good.count(False)
         return good.index(False) if False in good else len(good)
 
-    def store(self, job: Transfer) -> tuple[int, bool]:
+    def store(self, job: Transfer, *, is_read: bool = False) -> tuple[int, bool]:
         proofs, target = job.target_proofs, self.stores[job.target]
         assert proofs is not None
         count = len(job)
-        if self.random.random() < 0.3 or job.target in self.shared:
+        is_read = is_read or job.target in self.shared
+        if is_read or self.random.random() < 0.3:
             count = self.manager.stores_read(job.ticket, len(job))
         # Others read from a shared store at once, so nothing that was read too late goes there.
-        sources = job.source_blocks[: count if job.target in self.shared else len(job)]
+        sources = job.source_blocks[: count if is_read else len(job)]
         for i, block in enumerate(sources):
             if job.source == DEVICE:
                 data = self.kv[block].copy()
@@ -270,9 +324,14 @@ class World:
         found = self.manager.match_tiers(tokens, namespace=namespace, extras=extras)
         load = self.random.choice([True, True, True, False, found])
         slots = self.random.choice([None, None, 1, 8])
+        more: dict[str, Any] = {}
+        if self.is_wild:
+            more["session"] = self.random.choice([b"", b"a", b"b"])
+            more["read_cache"] = self.random.random() < 0.9
+            more["max_cached_tokens"] = self.random.choice([None, None, 5, 12])
         try:
             handle = self.manager.admit(
-                tokens, namespace=namespace, extras=extras, num_slots=slots, load=load
+                tokens, namespace=namespace, extras=extras, num_slots=slots, load=load, **more
             )
         except (OutOfBlocksError, NeverFitsError, StaleMatchError):
             return
@@ -351,7 +410,9 @@ class World:
         """One random thing that happens."""
         draw = self.random.random()
         handles, settled = self.manager.handles(), self.settled()
-        if draw < 0.2:
+        if self.is_wild and self.random.random() < 0.06:
+            self.stray(settled)
+        elif draw < 0.2:
             self.admit()
         elif draw < 0.35:
             self.take_jobs()
@@ -366,8 +427,38 @@ class World:
                 self.fork(handle)
         elif draw < 0.99 and handles:
             self.interrupt(self.random.choice(handles))
-        elif draw > 0.995:
-            self.lose()
+        elif draw > (0.98 if self.is_wild else 0.995):
+            for _ in range(self.random.randrange(1, 4) if self.is_wild else 1):
+                self.lose()
+
+    def stray(self, settled: list[int]) -> None:
+        """One of the things that happen in a wild world only."""
+        draw, manager = self.random.random(), self.manager
+        if draw < 0.1:
+            self.in_use = self.random.randrange(6, self.in_use + 1)
+            manager.shrink(self.in_use)
+        elif draw < 0.5:
+            for handle in {*chain(*manager.leaving().values())}:
+                manager.preempt(handle)
+            if manager.leaving():  # for the end of a transfer
+                return
+            self.kv[self.in_use :] = 0  # other memory
+            self.in_use = self.options["num_blocks"]
+            manager.grow(self.in_use)
+        elif draw < 0.7:
+            tokens, namespace, extras = self.prompt()
+            priority = self.random.choice([None, Priority.LOW, Priority.HIGH])
+            ttl = None if priority is None else self.random.choice([None, 5.0])
+            manager.retain_prefix(
+                tokens, priority=priority, ttl=ttl, namespace=namespace, extras=extras
+            )
+        elif draw < 0.85:
+            self.clock += self.random.choice([0.0, 1.0, 1e6])
+            manager.set_time(self.clock)
+        elif settled:
+            handle = self.random.choice(settled)
+            num_tokens = manager.sequence(handle).num_tokens
+            manager.truncate(handle, self.random.randrange(1, num_tokens + 1))
 
     def interrupt(self, handle: int) -> None:
         """A request is aborted, preempted or goes on, whatever it waits for."""
@@ -385,12 +476,12 @@ class World:
 
     def lose(self) -> None:
         """New weights, a device without memory, a block that is wrong, or a new process."""
-        draw = self.random.random()
+        draw = self.random.uniform(0.15 if self.is_wild else 0, 1)
         if draw < 0.2:
             self.preempt(SPACES)
+            self.surely(self.manager.reset_prefix_cache)
             for namespace in SPACES:
                 self.weights[namespace] += 1
-            self.manager.reset_prefix_cache()
         elif draw < 0.4:
             self.preempt(SPACES)
             self.kv[:] = 0
@@ -398,8 +489,8 @@ class World:
         elif draw < 0.6:
             namespace = self.random.choice(SPACES)
             self.preempt([namespace])
+            self.surely(self.manager.retire, namespace)
             self.weights[namespace] += 1
-            self.manager.retire(namespace)
         elif draw < 0.8:
             self.spoil(self.random.randrange(len(self.kinds) > 1, self.options["num_blocks"]))
         elif self.has_slab:
@@ -419,7 +510,19 @@ class World:
         self.kv[block] ^= np.uint64(1)
         for job in self.manager.take_stores():
             self.carry(job)
-        self.manager.forget([block])
+        self.surely(self.manager.forget, [block])
+
+    def surely(self, call: Callable[..., object], *of: object) -> None:
+        """Makes a call that must be done, also if the disk fails it at first."""
+        if self.is_wild and self.slab is not None and self.random.random() < 0.3:
+            before = self.manager.stats()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "fsync", failing)
+                with suppress(OSError):
+                    call(*of)
+                    return  # there was nothing to write
+            assert self.manager.stats() == before
+        call(*of)
 
     def run(self, steps: int) -> None:
         """Lives, ends everything, and checks that nothing is left behind."""

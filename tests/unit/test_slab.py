@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
 import pickle
@@ -610,9 +612,75 @@ def test_a_new_slab_takes_all_its_room_and_is_for_its_owner_only(path: Path) -> 
 
 
 def test_what_a_creation_that_was_killed_left_is_made_anew(path: Path) -> None:
-    Path(f"{path}.new").write_bytes(b"half of a slab")
+    draft = Path(f"{path}.blockmgr-new")
+    draft.write_bytes(b"half of a slab")
+    draft.chmod(0o666)
     open_slab(path).close()
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_new_slab_takes_no_file_of_others(path: Path) -> None:
+    letter, draft = path.with_name("letter"), Path(f"{path}.blockmgr-new")
+    letter.write_text("of others")
+    draft.symlink_to(letter)
+    with pytest.raises(SlabError, match="cannot open it"):
+        open_slab(path)
+    draft.unlink()
+    letter.rename(f"{path}.new")
+    open_slab(path).close()
+    assert Path(f"{path}.new").read_text() == "of others"
+
+
+def test_a_file_that_was_replaced_while_it_was_locked_is_not_opened(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(path)
+    flock = fcntl.flock
+
+    def replaced(file: int, how: int) -> None:
+        path.unlink()
+        monkeypatch.undo()
+        filled(path, 2)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with pytest.raises(SlabHeldError):
+        open_slab(path)
+    assert len(open_slab(path).found) == 2
+
+
+@pytest.mark.parametrize("call", ["pread", "preadv", "pwrite", "fsync"])
+def test_a_disk_that_fails_at_the_opening_is_told_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    filled(path)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(SlabError, match="the disk failed: Input/output error"):
+            open_slab(path)
+    assert len(open_slab(path).found) == 5  # the refusal keeps no lock
+
+
+def test_a_file_that_ends_while_it_is_opened_is_told_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(path)
+    preadv = os.preadv
+
+    def half(file: int, into: list[memoryview], at: int) -> int:
+        part = memoryview(into[0])
+        return preadv(file, [part[: -(-len(part) // 2)]], at)
+
+    monkeypatch.setattr(os, "preadv", half)
+    open_slab(path).close()  # it reads on
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: 0)
+    with pytest.raises(SlabError, match="ends early"):
+        open_slab(path)
 
 
 def test_a_link_to_a_file_that_is_yet_to_be_made_stays_a_link(tmp_path: Path) -> None:
