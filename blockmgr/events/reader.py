@@ -415,8 +415,11 @@ class Reader:
             self.counts["unanswered"] += 1
             return None
         answers = []
+        least = -1 if request == SNAPSHOT else 0  # a snapshot may come before the first batch
         for number, payload in answered:
-            batch = self._batch(payload)
+            if number < least:
+                self._refuse(f"an answer with the number {number}")
+            batch = self._batch(payload) if number >= least else None
             if batch is None:
                 position.is_stale = True
                 return None

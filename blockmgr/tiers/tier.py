@@ -429,8 +429,8 @@ class TierBooks:
         slab = self.slab
         if slab is not None:
             left = np.flatnonzero(slab.serials)
-            gone = left[~self.pool.is_cached(left)].tolist()
-            writing = self.writing
+            is_found = self.pool.is_cached(left) & (slab.serials[left] == self.serials[left])
+            gone, writing = left[~is_found].tolist(), self.writing
             slab.erase(blocks + [b for b in gone if writing.get(b) != slab.serials[b]])
 
     def condemn(self, path: Path) -> None:

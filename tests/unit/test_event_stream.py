@@ -720,8 +720,12 @@ def test_a_batch_that_comes_in_order_ends_the_doubt() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [incomplete, lambda request: [(1, b"\xc1")]],
-    ids=["an answer without its end", "an answer that cannot be read"],
+    [
+        incomplete,
+        lambda request: [(1, b"\xc1")],
+        lambda request: [(-5, batch([7], rank=0))],  # which no request can name
+    ],
+    ids=["an answer without its end", "an answer that cannot be read", "a number below zero"],
 )
 def test_a_sign_that_a_batch_is_missing_forgets_at_once(answer: Any) -> None:
     """Blocks that it removed would be believed to be there."""
