@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import queue
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -322,12 +323,12 @@ class SharedStorage(NotCopied):
         missing = len(keys) - good - len(refused)
         self._count(read=good, refused=len(refused), missing=missing)
         if refused:  # if that fails, it is refused again
-            self._executor.submit(self._store.remove, refused)
+            self._remove(refused)
         return found
 
     def discard(self, keys: Sequence[bytes]) -> None:
         """Has blocks removed, without a wait, if the store can be reached."""
-        self._executor.submit(self._store.remove, self._names(keys))
+        self._remove(self._names(keys))
 
     def close(self) -> None:
         """Ends the calls and closes the store, whose objects stay; a second time does nothing."""
@@ -335,6 +336,16 @@ class SharedStorage(NotCopied):
             self._is_closed = True
             self._executor.shutdown()
             self._store.close()
+
+    def _remove(self, names: list[str]) -> None:
+        with contextlib.suppress(OSError):
+            self._submit(lambda: self._store.remove(names))
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        try:
+            return self._executor.submit(work)
+        except RuntimeError as error:  # it is closed, or there are no more threads
+            raise ConnectionError(f"the shared store cannot be called: {error}") from None
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         return [f"blockmgr-{self.digest(key).hex()}" for key in keys]
@@ -361,9 +372,11 @@ class SharedStorage(NotCopied):
         if staging is None:
             self._check(self._calls)
         try:
-            future = self._executor.submit(work)
-        except BaseException:
+            future = self._submit(work)
+        except BaseException as error:
             self._give(staging)
+            if isinstance(error, OSError):
+                raise self._failure(error) from None
             raise
         try:
             result = future.result(self._timeout)

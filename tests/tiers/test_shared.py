@@ -735,6 +735,26 @@ def test_a_store_is_closed_once() -> None:
     assert closed == [store]
 
 
+def test_a_closed_store_costs_hits_only(store: FakeStore) -> None:
+    """Also where it is to forget a block: the device and the other tiers forget it."""
+    process = Process(store, retry=1e-9)
+    manager, storage = process.manager, process.storage
+    compute(manager, PROMPT)
+    blocks = manager.match(PROMPT).block_ids
+    key, data = bytes(storage.key_bytes), memoryview(bytearray(SIZE))
+    storage.close()
+    for call in (
+        lambda: storage.has([key]),
+        lambda: storage.write([key], [data], [bytes(16)]),
+        lambda: storage.read([key], [data]),
+    ):
+        with pytest.raises(ConnectionError, match="cannot be called"):
+            call()
+    assert storage._free.qsize() == 1
+    storage.discard([key])
+    assert manager.forget(blocks) == len(blocks)
+
+
 def test_wrong_arguments_leave_the_memory_for_transfers_free() -> None:
     storage = storage_on(FakeStore())  # memory for one transfer
     key = bytes(storage.key_bytes)
