@@ -122,9 +122,13 @@ class Identity:
         is_whole = page[size : size + 8] == xxhash.xxh3_64_digest(body)
         if page[: len(MAGIC)] != MAGIC or not is_whole:
             return None
-        said = json.loads(body[len(MAGIC) + 4 :])
+        try:
+            said = json.loads(body[len(MAGIC) + 4 :])
+            layout = dict(said.get("layout", {}))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return None  # a checksum keeps nobody from writing anything
         names = ("format", "num_blocks", "block_bytes", "key_bytes")  # those of this format
-        return cls(**{name: said.get(name, 0) for name in names}, layout=said.get("layout", {}))
+        return cls(**{name: said.get(name, 0) for name in names}, layout=layout)
 
     def seed(self) -> int:
         """Seeds the checksums of records, so that those of another slab never pass here."""

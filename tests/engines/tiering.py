@@ -9,12 +9,13 @@ is installed. Exit code 1 if something is wrong.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,8 +58,28 @@ def key_of(number: int) -> Any:
     return make_offload_key(number.to_bytes(4, "little") * 8, 0)
 
 
-def content(key: Any) -> Any:
-    return np.random.default_rng(list(key)).integers(0, 256, SIZE, dtype=np.uint8)
+def content(key: Any, weights: int = 0) -> Any:
+    return np.random.default_rng([*key, weights]).integers(0, 256, SIZE, dtype=np.uint8)
+
+
+class Disk:
+    """Calls of ``os`` that fail with some probability, and move a part of what they are given."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.rate = rng, 0.0
+        self.patch = pytest.MonkeyPatch()
+        for name in ("pread", "preadv", "pwrite", "pwritev", "fsync"):
+            self.patch.setattr(os, name, self.hooked(getattr(os, name)))
+
+    def hooked(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            if self.rng.random() < self.rate:
+                raise OSError(errno.EIO, "Input/output error")
+            if plain.__name__ == "pwrite" and self.rng.random() < self.rate:
+                given = (given[0], given[1][: len(given[1]) // 8192 * 4096 or None], given[2])
+            return plain(*given)
+
+        return call
 
 
 class World:
@@ -90,7 +111,7 @@ class World:
             raise
         self.manager = TieringOffloadingManager(primary_tier=primary, secondary_tiers=[self.tier])
         self.host = np.frombuffer(view, np.uint8).reshape(HOST, SIZE)
-        self.count = 0
+        self.count = self.weights = 0
 
     def request(self) -> Any:
         self.count += 1
@@ -116,12 +137,18 @@ class World:
         if planned is not None and planned.keys_to_store:
             chunks = planned.store_spec.block_ids
             for key, chunk in zip(planned.keys_to_store, chunks, strict=True):
-                self.host[chunk] = content(key)
+                self.host[chunk] = content(key, self.weights)
             self.manager.complete_store(planned.keys_to_store, context)
         self.manager.on_request_finished(context)
 
     def load(self, numbers: list[int]) -> list[int]:
         """As a request with these chunks: those that it finds, all of them with their bytes."""
+        found = [each for step in self.loading(numbers) for each in step]
+        self.settle()
+        return found
+
+    def loading(self, numbers: list[int]) -> Iterator[list[int]]:
+        """``load`` in steps, between which others may go on."""
         context, keys = self.request(), [key_of(number) for number in numbers]
         for _ in range(1000):
             results = [self.manager.lookup(key, context) for key in keys]
@@ -129,14 +156,14 @@ class World:
             if all(result in (LookupResult.HIT, LookupResult.MISS) for result in results):
                 break
             time.sleep(0.002)
+            yield []
         hits = [i for i, result in enumerate(results) if result is LookupResult.HIT]
         for i in hits:
             [chunk] = self.manager.prepare_load([keys[i]], context).block_ids
-            assert (self.host[chunk] == content(keys[i])).all(), "wrong bytes"
+            assert (self.host[chunk] == content(keys[i], self.weights)).all(), "wrong bytes"
             self.manager.complete_load([keys[i]], context)
         self.manager.on_request_finished(context)
-        self.settle()
-        return [numbers[i] for i in hits]
+        yield [numbers[i] for i in hits]
 
     def close(self) -> None:
         if hasattr(self.tier, "_pool"):
@@ -224,26 +251,61 @@ def shared_stories() -> None:
 
 
 def play(folder: Path, policy: str, seed: int) -> int:
-    """Random stores, loads and resets; how many chunks were loaded from the slab."""
+    """Random stores, loads and resets; how many chunks were loaded from the slab.
+
+    The disk fails now and then, blocks are damaged, and some lives end without a shutdown. After a
+    reset the weights are others, and with the next life those that the slab names again.
+    """
     rng = random.Random(seed)
-    loaded = 0
-    for _ in range(3):
+    loaded, path = 0, folder / f"{policy}.slab"
+    disk = Disk(rng)
+    for _ in range(6):
         options = {"tier": {"eviction": rng.choice(["lru", "arc", "s3fifo", "lfuda"])}}
-        with world(folder / f"{policy}.slab", policy=policy, **options) as w:
+        with world(path, policy=policy, **options) as w:
+            is_crash, open_loads = rng.random() < 0.3, []
             for _ in range(60):
+                disk.rate = rng.choice([0, 0, 0, 0.02, 0.3])
                 first = rng.randrange(100)
                 numbers = list(range(first, first + rng.randint(1, 5)))
-                if rng.random() < 0.01:
+                draw = rng.random()
+                if draw < 0.02:
+                    for each in open_loads:
+                        list(each)
+                    open_loads.clear()
+                    w.settle()
                     w.manager.reset_cache()
-                elif rng.random() < 0.5:
+                    if hasattr(w.manager, "on_reset_flushed"):
+                        w.manager.on_reset_flushed()
+                    w.weights += 1
+                elif draw < 0.05:
+                    damage(path, rng)
+                elif draw < 0.5:
                     w.store(numbers)
                 else:
-                    w.load(numbers)
+                    open_loads.append(w.loading(numbers))
+                open_loads = [
+                    each
+                    for each in open_loads
+                    if rng.random() < 0.5 or next(each, None) is not None
+                ][-3:]
                 if rng.random() < 0.5:
                     w.end_step()
+            for each in open_loads:
+                list(each)
             w.settle()
+            disk.rate = 0
             loaded += w.tier.counts["loaded"]
+            if is_crash:
+                w.tier._slab._close_files()
+    disk.patch.undo()
     return loaded
+
+
+def damage(path: Path, rng: random.Random) -> None:
+    """Writes rubbish into some place of the file behind its first pages."""
+    with path.open("r+b") as file:
+        file.seek(rng.randrange(3 * 4096, path.stat().st_size))
+        file.write(rng.randbytes(rng.choice([1, 64, 5000])))
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from blockmgr.tiers import (
     Slab,
@@ -23,6 +24,8 @@ from blockmgr.tiers import (
     SlabMismatchError,
     SlabSpaceError,
 )
+from blockmgr.tiers.ground import slab_ground
+from blockmgr.tiers.records import MAGIC
 from tests.unit.slab_support import SIZE, content, judge, key_of, open_slab
 
 SIZES: Any = {"num_blocks": 8, "block_bytes": SIZE, "key_bytes": 4}
@@ -518,6 +521,21 @@ def test_a_slab_of_another_version_is_refused(path: Path, monkeypatch: pytest.Mo
     monkeypatch.undo()
     with pytest.raises(SlabMismatchError, match="made for format 3, not 2"):
         open_slab(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[]", b"3", b"null", b'{"layout": null}', b'{"layout": [1]}', b"{", b"\xff", b"[" * 4000],
+    ids=lambda text: repr(text[:16]),
+)
+def test_an_identity_of_others_with_a_good_checksum_is_refused(path: Path, text: bytes) -> None:
+    filled(path)
+    body = MAGIC + len(text).to_bytes(4, "little") + text
+    with path.open("r+b") as file:
+        file.write(body + xxhash.xxh3_64_digest(body))
+    for opened in (open_slab, slab_ground):
+        with pytest.raises(SlabError, match="another file, or damaged"):
+            opened(path)
 
 
 def test_a_second_opener_in_this_process_is_refused(path: Path) -> None:
