@@ -629,11 +629,12 @@ class TieredManager(BlockManager):
         with self._turn():
             self.quota_usage(namespace)  # refuses what is no namespace
             own = secret(namespace)
-            for books in self._tiers:  # first, because it can fail
-                books.erase_namespace(own)
+            void = [t for t in self._tickets.open.values() if t.path.namespace == own]
+            for number, books in enumerate(self._tiers):  # first, because it can fail
+                books.erase_namespace(own, [t for t in void if t.target == number])
             count = super().retire(namespace)
-            for ticket in self._tickets.open.values():
-                ticket.is_void |= ticket.path.namespace == own
+            for ticket in void:
+                ticket.is_void = True
             for books in self._tiers:
                 books.forget_namespace(own)
             return count
@@ -651,12 +652,17 @@ class TieredManager(BlockManager):
             ids = _core.int_array(blocks, "blocks")
             self.contents_of(ids)  # refuses what is no block
             paths = [path for block in ids.tolist() if (path := self._path_of(block)) is not None]
-            for books in self._tiers:  # first, because it can fail
-                books.erase(paths)
+            void = [
+                ticket
+                for ticket in self._tickets.open.values()
+                if any(map(ticket.path.begins_with, paths))
+            ]
+            for number, books in enumerate(self._tiers):  # first, because it can fail
+                books.erase(paths, [t for t in void if t.target == number])
             count = super().forget(ids)
+            for ticket in void:
+                ticket.is_void = True
             for path in paths:
-                for ticket in self._tickets.open.values():
-                    ticket.is_void |= ticket.path.begins_with(path)
                 for books in self._tiers:
                     books.condemn(path)
             return count

@@ -216,6 +216,11 @@ class Ticket:
     is_void: bool = False
 
     @property
+    def serials(self) -> range:
+        """Of a store, the serials of its writes."""
+        return range(self.serial, self.serial + len(self))
+
+    @property
     def is_load(self) -> bool:
         """Whether its target is the device."""
         return self.target == DEVICE

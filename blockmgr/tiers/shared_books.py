@@ -199,7 +199,7 @@ class SharedBooks(TierBooks):
         )
         self.shared.discard([*itertools.compress(keys, chosen)])
 
-    def erase_namespace(self, namespace: bytes) -> None:
+    def erase_namespace(self, namespace: bytes, void: Sequence[Ticket]) -> None:
         """Never looks under the keys that the namespace had, whose blocks others may still have."""
         self._roots[namespace] = os.urandom(DIGEST_BYTES)
 

@@ -40,7 +40,7 @@ from blockmgr.tiers.records import (
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from blockmgr.tokens import Ints
 
@@ -135,6 +135,8 @@ class Slab(NotCopied):
         self._payloads = self._order + up(Order.size(self.num_blocks))
         self._stride = up(self.block_bytes)
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # of headers, so that nothing else waits for a disk
+        self._revoked: set[int] = set()
         self._pid = os.getpid()
         self.serials = np.zeros(self.num_blocks, np.uint64)
         """Of each block, the serial that a restart may find in its header; 0 for none."""
@@ -283,8 +285,11 @@ class Slab(NotCopied):
         size = self._records.size
         for at, first, count in runs_of(blocks, MOST_VECTORS):
             self._write_payloads(first, views[at : at + count])
-            self.serials[first : first + count] = serials[at : at + count]
-            write_at(self._file, headers[at * size : (at + count) * size], self._header(first))
+            with self._writing:
+                if self._revoked.isdisjoint(serials[at : at + count]):
+                    self.serials[first : first + count] = serials[at : at + count]
+                    part = headers[at * size : (at + count) * size]
+                    write_at(self._file, part, self._header(first))
             yield from itertools.repeat(None, count)
 
     def _write_payloads(self, first: int, views: list[memoryview]) -> None:
@@ -385,6 +390,19 @@ class Slab(NotCopied):
         if known:
             os.fsync(self._file)
             self.serials[known] = 0
+
+    def revoke(self, serials: Iterable[int]) -> None:
+        """Has writes under these serials, of which some may be under way, leave no header.
+
+        So what is erased after this call does not come back. ``restore`` ends it.
+        """
+        with self._writing:
+            self._revoked.update(serials)
+
+    def restore(self, serials: Iterable[int]) -> None:
+        """Ends ``revoke``, when no write under these serials is under way."""
+        with self._writing:
+            self._revoked.difference_update(serials)
 
     def reset(self, *, volatile: bool = False) -> None:
         """Makes every block in the file count no longer, now and after a restart.

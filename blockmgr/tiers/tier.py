@@ -414,24 +414,37 @@ class TierBooks:
         if self.pool.is_cached(block):
             self.pool.forget_blocks([block])
 
-    def erase(self, paths: Sequence[Path]) -> None:
-        """Erases the last block of each path on disk, so that no restart finds it."""
+    def erase(self, paths: Sequence[Path], void: Sequence[Ticket]) -> None:
+        """Erases the last block of each path on disk, so that no restart finds it.
+
+        Args:
+            paths: The paths.
+            void: The stores to this tier of what continues them.
+        """
         if self.slab is not None:
             found = [(path, self.find(path)) for path in paths]
-            self._erase([int(own[-1, 0]) for path, own in found if len(own) == len(path)])
+            self._erase([int(own[-1, 0]) for path, own in found if len(own) == len(path)], void)
 
-    def _erase(self, blocks: list[int]) -> None:
+    def _erase(self, blocks: list[int], void: Sequence[Ticket]) -> None:
         """Erases blocks of the slab, and what it has left of those that are found no more.
 
         A block that was evicted has its header until a store has written over it, and a restart
         would find what it had. So would it find an older copy of a block.
         """
         slab = self.slab
-        if slab is not None:
+        if slab is None:
+            return
+        revoked = {serial for store in void for serial in store.serials}
+        slab.revoke(revoked)
+        try:
             left = np.flatnonzero(slab.serials)
             is_found = self.pool.is_cached(left) & (slab.serials[left] == self.serials[left])
-            gone, writing = left[~is_found].tolist(), self.writing
-            slab.erase(blocks + [b for b in gone if writing.get(b) != slab.serials[b]])
+            kept = {block: n for block, n in self.writing.items() if n not in revoked}
+            gone = left[~is_found].tolist()
+            slab.erase(blocks + [b for b in gone if kept.get(b) != slab.serials[b]])
+        except BaseException:
+            slab.restore(revoked)
+            raise
 
     def condemn(self, path: Path) -> None:
         """Forgets the last block of a path, whose bytes turned out to be wrong."""
@@ -443,6 +456,7 @@ class TierBooks:
         """Makes what a store wrote count no longer; False: it counts for this process only."""
         if self.slab is not None:
             self.slab.erase(store.targets)
+            self.slab.restore(store.serials)
         return self.slab is not None
 
     def reset(self) -> None:
@@ -455,12 +469,17 @@ class TierBooks:
         every = np.arange(self.pool.num_blocks)
         self.pool.forget_blocks(every[self.pool.is_cached(every)])
 
-    def erase_namespace(self, namespace: bytes) -> None:
-        """Erases every block of a namespace on disk, so that no restart finds it."""
+    def erase_namespace(self, namespace: bytes, void: Sequence[Ticket]) -> None:
+        """Erases every block of a namespace on disk, so that no restart finds it.
+
+        Args:
+            namespace: The namespace.
+            void: The stores to this tier in it.
+        """
         found = self.pool.children(-1, namespace=namespace).tolist()
         for block in found:  # which grows meanwhile
             found += self.pool.children(block).tolist()
-        self._erase(found)
+        self._erase(found, void)
 
     def forget_namespace(self, namespace: bytes) -> None:
         """Forgets every block of a namespace."""

@@ -304,7 +304,7 @@ def play(folder: Path, policy: str, seed: int) -> int:
 def damage(path: Path, rng: random.Random) -> None:
     """Writes rubbish into some place of the file behind its first pages."""
     with path.open("r+b") as file:
-        file.seek(rng.randrange(3 * 4096, path.stat().st_size))
+        file.seek(rng.randrange(3 * 4096, path.stat().st_size - 5000))
         file.write(rng.randbytes(rng.choice([1, 64, 5000])))
 
 

@@ -764,6 +764,58 @@ def test_what_was_evicted_for_a_store_that_failed_does_not_come_back(
     slab.close()
 
 
+@pytest.mark.parametrize("call", ["retire", "forget"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_is_written_as_it_is_forgotten_does_not_come_back_after_a_crash(
+    tmp_path: Path, call: str, is_first: bool
+) -> None:
+    slab = slab_at(tmp_path)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, PROMPT)
+    [each] = manager.take_stores()
+    proofs = each.target_proofs
+    assert proofs is not None
+    count = manager.stores_read(each.ticket, 4)
+    options = {"serials": proofs.serials.tolist()}
+    writes = slab.write_blocks(each.target_blocks.tolist(), proofs.keys, [bytes(8)] * 4, **options)
+    for _ in range(3 * is_first):
+        next(writes)
+    if call == "retire":
+        manager.retire()
+    else:
+        manager.forget(manager.match(PROMPT).block_ids)
+    assert (count, len(list(writes))) == (4, 4 - 3 * is_first)
+    slab.close()
+    slab = slab_at(tmp_path)
+    assert not slab.found.size
+    slab.close()
+
+
+def test_a_namespace_that_is_retired_twice_is_stored_again(tmp_path: Path) -> None:
+    """Also behind a store of before, which ends late, and after a disk that failed."""
+    slab = slab_at(tmp_path)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, PROMPT)
+    [each] = manager.take_stores()
+    manager.stores_read(each.ticket, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slab, "erase", failing)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            manager.retire()
+    assert not slab._revoked
+    manager.retire()
+    manager.retire()
+    assert len(slab._revoked) == 4
+    assert manager.stores_done(each.ticket, 4) == 0
+    assert not slab._revoked
+    compute(manager, PROMPT)
+    write(manager, slab)
+    slab.close()
+    slab = slab_at(tmp_path)
+    assert in_tier(managed(TierConfig(slab=slab, ahead=99))) == (8,)
+    slab.close()
+
+
 def test_what_others_are_writing_stays_when_something_is_forgotten(tmp_path: Path) -> None:
     slab = slab_at(tmp_path)
     manager = managed(TierConfig(slab=slab, ahead=99))

@@ -173,6 +173,7 @@ class World:
         self.in_use = self.options["num_blocks"]
         self.names: dict[int, tuple[bytes, dict[int, bytes]]] = {}
         self.jobs.clear()
+        self.halves: list[tuple[Transfer, list[np.ndarray]]] = []
 
     def set_up(self, tiers: list[TierConfig]) -> None:
         """Puts the last tier into a slab, in some worlds."""
@@ -191,10 +192,10 @@ class World:
 
     def restart(self) -> None:
         """The process ends, and another one starts; only the slab is left."""
-        for job in self.jobs if self.is_wild else ():
-            if job.target == len(self.sizes) - 1 and self.random.random() < 0.5:
-                self.store(job, is_read=True)  # and says nothing of it
-        if not self.jobs and self.random.random() < 0.5:
+        is_clean = not (self.jobs or self.halves) and self.random.random() < 0.5
+        if self.halves:
+            self.write_half()  # and says nothing of it
+        if is_clean:
             self.manager.close()
         elif self.slab is not None:
             self.slab.close()
@@ -262,15 +263,35 @@ class World:
         self.counts["refused"] += good.count(False)
         return good.index(False) if False in good else len(good)
 
-    def store(self, job: Transfer, *, is_read: bool = False) -> tuple[int, bool]:
+    def read_half(self) -> None:
+        """Reads what a store has to write, as a mover does at once; it writes it later."""
+        stores = [j for j in self.jobs if j.source == DEVICE and j.target == len(self.sizes) - 1]
+        if self.slab is not None and stores:
+            job = self.random.choice(stores)
+            self.jobs.remove(job)
+            count = self.manager.stores_read(job.ticket, len(job))
+            data = [self.kv[block].copy() for block in job.source_blocks[:count]]
+            self.halves.append((job, data))
+
+    def write_half(self) -> tuple[int, int]:
+        """Writes what ``read_half`` has read; the ticket, and how many blocks."""
+        job, data = self.halves.pop(self.random.randrange(len(self.halves)))
+        proofs = job.target_proofs
+        assert proofs is not None
+        for i, each in enumerate(data):
+            digest = xxhash.xxh3_128_digest(each.tobytes())
+            to, serial = int(job.target_blocks[i]), int(proofs.serials[i])
+            self.stores[job.target].write(to, serial, proofs.keys[i], each, digest)
+        return job.ticket, len(data)
+
+    def store(self, job: Transfer) -> tuple[int, bool]:
         proofs, target = job.target_proofs, self.stores[job.target]
         assert proofs is not None
         count = len(job)
-        is_read = is_read or job.target in self.shared
-        if is_read or self.random.random() < 0.3:
+        if self.random.random() < 0.3 or job.target in self.shared:
             count = self.manager.stores_read(job.ticket, len(job))
         # Others read from a shared store at once, so nothing that was read too late goes there.
-        sources = job.source_blocks[: count if is_read else len(job)]
+        sources = job.source_blocks[: count if job.target in self.shared else len(job)]
         for i, block in enumerate(sources):
             if job.source == DEVICE:
                 data = self.kv[block].copy()
@@ -410,7 +431,7 @@ class World:
         """One random thing that happens."""
         draw = self.random.random()
         handles, settled = self.manager.handles(), self.settled()
-        if self.is_wild and self.random.random() < 0.06:
+        if self.is_wild and self.random.random() < 0.1:
             self.stray(settled)
         elif draw < 0.2:
             self.admit()
@@ -433,8 +454,13 @@ class World:
 
     def stray(self, settled: list[int]) -> None:
         """One of the things that happen in a wild world only."""
-        draw, manager = self.random.random(), self.manager
-        if draw < 0.1:
+        draw, manager = self.random.random() * 1.5, self.manager
+        if draw > 1.2:
+            self.read_half()
+        elif draw > 1:
+            if self.halves:
+                manager.stores_done(*self.write_half())
+        elif draw < 0.1:
             self.in_use = self.random.randrange(6, self.in_use + 1)
             manager.shrink(self.in_use)
         elif draw < 0.5:
@@ -533,6 +559,8 @@ class World:
         self.take_jobs()
         while self.jobs:
             self.carry(self.jobs.pop())
+        while self.halves:
+            self.manager.stores_done(*self.write_half())
         for handle in self.settled():
             self.forward(handle)
         for handle in self.manager.handles():
