@@ -126,7 +126,7 @@ class Identity:
             said = json.loads(body[len(MAGIC) + 4 :])
             layout = dict(said.get("layout", {}))
         except (ValueError, TypeError, AttributeError, RecursionError):
-            return None  # a checksum keeps nobody from writing anything
+            return None  # another program can write a good checksum
         names = ("format", "num_blocks", "block_bytes", "key_bytes")  # those of this format
         return cls(**{name: said.get(name, 0) for name in names}, layout=layout)
 

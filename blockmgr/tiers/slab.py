@@ -86,7 +86,8 @@ class Slab(NotCopied):
         key_bytes: Bytes of a key, which identifies the content of a block.
 
     Raises:
-        SlabError: There is no such folder, or there is no file, another file or a damaged one.
+        SlabError: There is no such folder, or there is no file, another file or a damaged one; or
+            the disk failed.
         SlabHeldError: It is open already, in this process or another.
         SlabMismatchError: It was made for other blocks.
         SlabSpaceError: The file system has no room for it.
@@ -138,8 +139,8 @@ class Slab(NotCopied):
         self._writing = threading.Lock()  # of headers, so that nothing else waits for a disk
         self._revoked: set[int] = set()
         self._pid = os.getpid()
-        self.serials = np.zeros(self.num_blocks, np.uint64)
-        """Of each block, the serial that a restart may find in its header; 0 for none."""
+        # Of each block, the serial that a restart may find in its header; 0 for none.
+        self._serials = np.zeros(self.num_blocks, np.uint64)
         self._file = _opened(self.path, identity, self._payloads + self._stride * self.num_blocks)
         _open_slabs.add(self)
         try:
@@ -165,7 +166,7 @@ class Slab(NotCopied):
         self._save(State(opening, self._floor))
         found = found[found["serial"] >= self._floor]
         found = found[np.argsort(found["serial"])]
-        self.serials[found["block"]] = found["serial"]
+        self._serials[found["block"]] = found["serial"]
         # A key that was written twice counts once, as it was written last.
         last_of = {bytes(entry["key"]): i for i, entry in enumerate(found)}
         self.found = found[sorted(last_of.values())]
@@ -287,7 +288,7 @@ class Slab(NotCopied):
             self._write_payloads(first, views[at : at + count])
             with self._writing:
                 if self._revoked.isdisjoint(serials[at : at + count]):
-                    self.serials[first : first + count] = serials[at : at + count]
+                    self._serials[first : first + count] = serials[at : at + count]
                     part = headers[at * size : (at + count) * size]
                     write_at(self._file, part, self._header(first))
             yield from itertools.repeat(None, count)
@@ -389,18 +390,18 @@ class Slab(NotCopied):
             write_at(self._file, memoryview(bytes(self._records.size)), self._header(block))
         if known:
             os.fsync(self._file)
-            self.serials[known] = 0
+            self._serials[known] = 0
 
-    def revoke(self, serials: Iterable[int]) -> None:
+    def _revoke(self, serials: Iterable[int]) -> None:
         """Has writes under these serials, of which some may be under way, leave no header.
 
-        So what is erased after this call does not come back. ``restore`` ends it.
+        So what is erased after this call does not come back. ``_restore`` ends it.
         """
         with self._writing:
             self._revoked.update(serials)
 
-    def restore(self, serials: Iterable[int]) -> None:
-        """Ends ``revoke``, when no write under these serials is under way."""
+    def _restore(self, serials: Iterable[int]) -> None:
+        """Ends ``_revoke``, when no write under these serials is under way."""
         with self._writing:
             self._revoked.difference_update(serials)
 
@@ -422,7 +423,7 @@ class Slab(NotCopied):
             floor = NEVER if volatile or self._floor == NEVER else self._next
             self._save(State(self._opening, floor))
             self._floor = floor
-            self.serials[:] = 0
+            self._serials[:] = 0
             self.found, self.order = self.found[:0], []
 
     def close(self, *, order: Ints = ()) -> None:
@@ -580,7 +581,7 @@ def _made(path: str, identity: Identity, size: int) -> int:
     file = locked(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     assert file is not None
     try:
-        os.fchmod(file, 0o600)  # whoever made it
+        os.fchmod(file, 0o600)  # also of a draft of before
         if os.path.exists(path):
             raise SlabHeldError(path)  # made in the meantime
         os.ftruncate(file, 0)

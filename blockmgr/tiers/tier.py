@@ -435,15 +435,15 @@ class TierBooks:
         if slab is None:
             return
         revoked = {serial for store in void for serial in store.serials}
-        slab.revoke(revoked)
+        slab._revoke(revoked)
         try:
-            left = np.flatnonzero(slab.serials)
-            is_found = self.pool.is_cached(left) & (slab.serials[left] == self.serials[left])
+            left = np.flatnonzero(slab._serials)
+            is_found = self.pool.is_cached(left) & (slab._serials[left] == self.serials[left])
             kept = {block: n for block, n in self.writing.items() if n not in revoked}
             gone = left[~is_found].tolist()
-            slab.erase(blocks + [b for b in gone if kept.get(b) != slab.serials[b]])
+            slab.erase(blocks + [b for b in gone if kept.get(b) != slab._serials[b]])
         except BaseException:
-            slab.restore(revoked)
+            slab._restore(revoked)
             raise
 
     def condemn(self, path: Path) -> None:
@@ -456,7 +456,7 @@ class TierBooks:
         """Makes what a store wrote count no longer; False: it counts for this process only."""
         if self.slab is not None:
             self.slab.erase(store.targets)
-            self.slab.restore(store.serials)
+            self.slab._restore(store.serials)
         return self.slab is not None
 
     def reset(self) -> None:

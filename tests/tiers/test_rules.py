@@ -740,9 +740,9 @@ def test_a_block_that_turned_out_wrong_does_not_come_back(tmp_path: Path, at: in
 
 
 @pytest.mark.parametrize("call", ["retire", "forget"])
-@pytest.mark.parametrize("is_ended", [True, False])
-def test_what_was_evicted_for_a_store_that_failed_does_not_come_back(
-    tmp_path: Path, call: str, is_ended: bool
+@pytest.mark.parametrize("num_written", [None, 0, 1], ids=["under way", "failed", "lies"])
+def test_what_was_evicted_for_a_store_that_wrote_nothing_does_not_come_back(
+    tmp_path: Path, call: str, num_written: int | None
 ) -> None:
     """Its header is still there: nothing has written over it."""
     slab = slab_at(tmp_path, num_blocks=1)
@@ -751,8 +751,8 @@ def test_what_was_evicted_for_a_store_that_failed_does_not_come_back(
     write(manager, slab)
     compute(manager, [5, 6, 7])
     [other] = manager.take_stores()
-    if is_ended:
-        manager.stores_done(other.ticket, 0)
+    if num_written is not None:
+        manager.stores_done(other.ticket, num_written)
     if call == "retire":
         manager.retire(b"tenant")
     else:

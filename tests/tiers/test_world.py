@@ -28,7 +28,7 @@ def test_no_world_with_groups_reads_what_is_wrong_or_leaks(
     assert world.counts["wrong"] == 0
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(50, 80))
 def test_no_wild_world_reads_what_is_wrong_or_leaks(seed: int, tmp_path: Path) -> None:
     """Among what is wrong is what was retired, or found wrong, before a restart."""
     world = World(seed, tmp_path, [(), *LAYOUTS][seed % 3 and seed % 9], is_wild=True)
