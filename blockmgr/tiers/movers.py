@@ -21,7 +21,7 @@ from blockmgr.tiers.manager import TieredManager
 from blockmgr.tiers.plans import DEVICE
 from blockmgr.tiers.records import runs_of
 from blockmgr.tiers.shared import SharedStorage
-from blockmgr.tiers.storages import Storage, buffer_of
+from blockmgr.tiers.storages import HostStorage, Storage, buffer_of
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
@@ -218,8 +218,13 @@ class Mover(NotCopied):
         self._manager = manager
         self._blocks = blocks
         self._storages = _checked(storages, manager._tiers, blocks.size)
+        hosts = [each for each in self._storages if isinstance(each, HostStorage)]
+        if any(each.user not in (None, manager._tickets) for each in hosts):
+            raise ValueError("storages must be of no other manager, got one that another has")
         self._timeout = positive("load_timeout", load_timeout)
         self._threads = whole("threads", threads, 1, 256)
+        for each in hosts:
+            each.user = manager._tickets  # which does not keep the manager
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="blockmgr-tiers")
         # A shared store that hangs holds up only what needs it, and its writes no reads.
         self._reader = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-reads")

@@ -80,7 +80,7 @@ class Storage(Protocol):
 
 
 class HostStorage(Storage):
-    """Blocks in memory of the host.
+    """Blocks in memory of the host, for one manager: those of two have the same serials.
 
     Args:
         num_blocks: Blocks.
@@ -91,6 +91,9 @@ class HostStorage(Storage):
         ValueError: A value is out of its bounds.
         TypeError: A value is of the wrong type.
     """
+
+    user: object = None
+    """What stands for the manager that has it."""
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         count = whole("num_blocks", num_blocks, 1, MOST)

@@ -437,6 +437,23 @@ def test_a_slab_serves_one_manager(tmp_path: Path) -> None:
     slab.close()
 
 
+def test_memory_serves_one_manager() -> None:
+    """Its records tell the blocks of one from those of the other by serials that both have."""
+    device = Device()
+    with pytest.raises(ValueError, match="threads"):
+        Mover(
+            device.manager,
+            device.blocks,
+            [unused := HostStorage(16, device.blocks.size)],
+            threads=0,
+        )
+    with pytest.raises(ValueError, match="storages must be of no other manager"):
+        Device(storages=device.storages)
+    device.mover.close()
+    Mover(device.manager, device.blocks, device.storages).close()
+    Device(storages=[unused]).mover.close()
+
+
 def test_a_slab_storage_needs_a_slab() -> None:
     with pytest.raises(TypeError, match="slab must be a Slab, got str"):
         SlabStorage("kv.slab")  # type: ignore[arg-type]
