@@ -486,9 +486,10 @@ def test_a_load_that_overtakes_a_copy_is_noticed(monkeypatch: pytest.MonkeyPatch
     take = manager.KVCacheManager.take_kv_cache_block_copies
 
     def keep_none(self: Any) -> Any:
-        copies, kept = take(self)
-        self.block_pool.free_blocks(kept)
-        return copies, []
+        taken = take(self)
+        self.manager.release(self.commits._kept_blocks)
+        self.commits._kept_blocks = []
+        return taken
 
     monkeypatch.setattr(manager.KVCacheManager, "take_kv_cache_block_copies", keep_none)
     assert wrong_runs({}, "state", drafts="ngram", remote=True, asynchronous=True) > 0
@@ -500,6 +501,21 @@ def test_a_block_that_is_sent_and_given_to_others_is_noticed(
     assert wrong_runs({}, "window", remote=True) == 0
     monkeypatch.setattr(commits.Commits, "hand_over", lambda self, held: None)
     assert wrong_runs({}, "window", remote=True) > 0
+
+
+def runs_with_stages() -> int:
+    """Wrong runs in which steps with drafts are in flight while others are planned."""
+    wrong = 0
+    for seed in range(3 * SEEDS):
+        settings = draw(seed, MODEL, "fcfs", False, {}, lossless=True, kind="state", drafts="ngram")
+        wrong += bool(World(replace(settings, more=More(stages=2))).run().wrong)
+    return wrong
+
+
+def test_a_draft_in_flight_that_counts_as_right_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runs_with_stages() == 0
+    monkeypatch.setattr(states.StateCommits, "_num_right", lambda self, r: r.num_computed_tokens)
+    assert runs_with_stages() > 0
 
 
 def runs_that_read_what_failed() -> int:

@@ -621,18 +621,30 @@ def test_blocks_that_steps_in_flight_read_are_given_back_after_them(
 
 def test_blocks_of_copies_are_held_until_these_have_run(vllm: None) -> None:
     manager = make(FULL, MAMBA, num_blocks=33, min_partial_tokens=0)
-    manager.commits.free_later = lambda blocks: None
+    later: list[int] = []
+    manager.commits.free_later = later.extend
     served = request("first", TOKENS)
     step(manager, served, 2 * SIZE)
     manager.new_step_starts()  # caches the state where the forward ended
     assert manager.allocate_slots(served, SIZE) is not None
-    copies, kept = manager.take_kv_cache_block_copies()
-    [copy] = copies
-    assert {each.block_id for each in kept} == {copy.source, copy.destination}
+    [copy] = manager.take_kv_cache_block_copies()[0]
     manager.free(served)
-    assert all(each.ref_cnt == 1 for each in kept)
-    manager.block_pool.free_blocks(kept)
-    assert manager.manager.num_available == manager.manager.config.capacity
+    assert all(manager.manager.ref_count(each) for each in (copy.source, copy.destination))
+    assert later == []
+    manager.new_step_starts()  # now the step is in flight, for which the scheduler waits
+    assert later == [copy.source, copy.destination]
+
+
+def test_a_step_that_only_copies_holds_no_blocks_of_an_idle_engine(vllm: None) -> None:
+    manager = make(FULL, MAMBA, num_blocks=33, min_partial_tokens=0)
+    free = manager.block_pool.free_blocks
+    manager.commits.free_later = lambda ids: free([manager.block_pool.blocks[i] for i in ids])
+    served = request("first", TOKENS)
+    step(manager, served, 2 * SIZE)
+    manager.new_step_starts()  # the request waits for its token, and its state is copied
+    assert len(manager.take_kv_cache_block_copies()[0]) == 1
+    manager.free(served)
+    assert manager.reset_prefix_cache()
 
 
 def test_a_table_that_was_handed_over_names_what_it_did_until_the_request_is_freed(

@@ -44,7 +44,6 @@ class Commits:
         in_step: Whether a step is being planned.
         free_later: Where loads of a connector do not wait for the steps in flight, what releases
             blocks once these have run.
-        kept: Blocks of the step's copies that are held for that.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Commits:
         self._every = min(each.block_size for each in layers)
         self._windows = [group for group, each in enumerate(layers) if each.is_passed]
         self.free_later: Callable[[list[int]], None] | None = None
-        self.kept: list[int] = []
+        self._kept_blocks: list[int] = []  # of the last step's copies, until that step is in flight
         self._has_groups = bool(manager.config.groups)
         self._has_parts = bool(caching and manager.config.min_partial_tokens)
         self.in_step = False
@@ -77,6 +76,7 @@ class Commits:
     def start_step(self) -> None:
         """Begins the planning of a step."""
         self.close_late()
+        self.let_go()
         self.in_step = True
         passed, self._passed = self._passed, []
         for held in passed:
@@ -98,11 +98,22 @@ class Commits:
         """The copies to run before the step's forward."""
         plan = self._manager.take_copies()
         if self.free_later is not None:
-            self.kept = [block for copy in plan for block in (copy.source, copy.destination)]
-            self._manager.acquire(self.kept)
+            both = [block for copy in plan for block in (copy.source, copy.destination)]
+            self._manager.acquire(both)
+            self._kept_blocks += both
         self._manager.copies_applied(plan.ticket)
         self.in_step = self._committed_late = False
         return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan]
+
+    def let_go(self) -> None:
+        """Releases blocks of copies once they have run: loads may overtake a copy.
+
+        The scheduler counts steps that compute something. One that only copies is not in flight
+        for it, so what it copies would stay until another request comes.
+        """
+        if self._kept_blocks and self.free_later is not None:
+            self.free_later(self._kept_blocks)
+            self._kept_blocks = []
 
     def take_kept_states(self) -> dict[str, list[tuple[int, int, int]]]:
         """States that the copies of the last planned step keep: none, without recurrent states."""
