@@ -487,8 +487,7 @@ def test_a_load_that_overtakes_a_copy_is_noticed(monkeypatch: pytest.MonkeyPatch
 
     def keep_none(self: Any) -> Any:
         taken = take(self)
-        self.manager.release(self.commits._kept_blocks)
-        self.commits._kept_blocks = []
+        self.commits.let_go()
         return taken
 
     monkeypatch.setattr(manager.KVCacheManager, "take_kv_cache_block_copies", keep_none)

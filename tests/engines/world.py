@@ -323,6 +323,9 @@ def make_scheduler(settings: Settings) -> Any:
     register()
     scheduler = (AsyncScheduler if settings.asynchronous else Scheduler)(**named)
     scheduler.use_v2_model_runner = settings.has_runner_v2
+    if settings.options is not None:  # the configuration has the first runner
+        most = int(settings.asynchronous) + settings.more.stages
+        scheduler.kv_cache_manager.commits.most_in_flight = most
     if settings.more.images:
         scheduler.max_num_encoder_input_tokens = 2 * IMAGE
         scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4 * IMAGE)

@@ -44,6 +44,7 @@ class Commits:
         in_step: Whether a step is being planned.
         free_later: Where loads of a connector do not wait for the steps in flight, what releases
             blocks once these have run.
+        most_in_flight: The most steps in flight then, with the one that is planned.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Commits:
         self._every = min(each.block_size for each in layers)
         self._windows = [group for group, each in enumerate(layers) if each.is_passed]
         self.free_later: Callable[[list[int]], None] | None = None
-        self._kept_blocks: list[int] = []  # of the last step's copies, until that step is in flight
+        self.most_in_flight = 1
+        self._copied_blocks: list[list[int]] = []  # of the copies of each of the last steps
         self._has_groups = bool(manager.config.groups)
         self._has_parts = bool(caching and manager.config.min_partial_tokens)
         self.in_step = False
@@ -76,7 +78,7 @@ class Commits:
     def start_step(self) -> None:
         """Begins the planning of a step."""
         self.close_late()
-        self.let_go()
+        self.let_go(self.most_in_flight - 1)
         self.in_step = True
         passed, self._passed = self._passed, []
         for held in passed:
@@ -100,20 +102,24 @@ class Commits:
         if self.free_later is not None:
             both = [block for copy in plan for block in (copy.source, copy.destination)]
             self._manager.acquire(both)
-            self._kept_blocks += both
+            self._copied_blocks.append(both)
         self._manager.copies_applied(plan.ticket)
         self.in_step = self._committed_late = False
         return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan]
 
-    def let_go(self) -> None:
-        """Releases blocks of copies once they have run: loads may overtake a copy.
+    @property
+    def kept(self) -> set[int]:
+        """Blocks that are held because loads may overtake the copies of steps in flight."""
+        return {block for blocks in self._copied_blocks for block in blocks}
 
-        The scheduler counts steps that compute something. One that only copies is not in flight
-        for it, so what it copies would stay until another request comes.
+    def let_go(self, steps: int = 0) -> None:
+        """Releases them, except those of the last steps.
+
+        vLLM's scheduler cannot do so: for it, a step that only copies is not in flight, and what it
+        copies would stay until another request comes.
         """
-        if self._kept_blocks and self.free_later is not None:
-            self.free_later(self._kept_blocks)
-            self._kept_blocks = []
+        while len(self._copied_blocks) > steps:
+            self._manager.release(self._copied_blocks.pop(0))
 
     def take_kept_states(self) -> dict[str, list[tuple[int, int, int]]]:
         """States that the copies of the last planned step keep: none, without recurrent states."""

@@ -502,8 +502,10 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> bool:
         """Forgets everything, unless a block is in use."""
         self.commits.close_late()
-        self.commits.let_go()
-        if self.manager.num_available < self.manager.config.capacity:
+        capacity = self.manager.config.capacity
+        if self.manager.num_available + len(self.commits.kept) >= capacity:
+            self.commits.let_go()  # nothing that computes is in flight
+        if self.manager.num_available < capacity:
             return False
         self.manager.reset_prefix_cache()
         if self.prefix_cache_stats is not None:
