@@ -17,6 +17,7 @@ import argparse
 import math
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -231,7 +232,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
     return len(wrong) + len(differ) + int(is_less) + int(roomy < 0.95 * stock_roomy)
 
 
-def are_clearly_less(gaps: list[float]) -> bool:
+def are_clearly_less(gaps: Sequence[float]) -> bool:
     """Whether the sum is negative by more than chance explains: three standard deviations.
 
     In a small pool, one eviction changes all that follows: a seed finds half as many tokens as with

@@ -28,7 +28,7 @@ from blockmgr.ports.vllm import (
 )
 from blockmgr.ports.vllm.options import Options
 from blockmgr.ports.vllm.slots import Slots, WholeState
-from tests.engines.fuzz import compared, decided_alike
+from tests.engines.fuzz import are_clearly_less, compared, decided_alike
 from tests.engines.layers import HAS_RINGS
 from tests.engines.world import More, World, draw
 
@@ -75,6 +75,11 @@ def wrong_runs(
 
 def test_the_port_itself_is_clean() -> None:
     assert wrong_runs({"min_partial_tokens": 1, "debug": 1}) == 0
+
+
+def test_tokens_that_most_seeds_lack_are_told_from_chance() -> None:
+    assert are_clearly_less([-10, -11, -9] * 7)
+    assert not are_clearly_less([-100, 90] * 10)
 
 
 def test_a_salt_that_is_passed_over_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
