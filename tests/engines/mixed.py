@@ -87,9 +87,8 @@ def draw_more(rng: random.Random, settings: Settings) -> More:
         "prefill_schedule_interval": rng.choice([1, 1, 1, 3]),
         "max_num_active_seqs": rng.choice([None, None, settings.max_seqs // 2 + 1]),
     }
-    # vLLM's first model runner has no pipeline stages with asynchronous steps. Without them, vLLM
-    # would give drafts to requests that were preempted while a step was in flight.
-    is_whole = not settings.has_runner_v2 if settings.asynchronous else settings.drafts > 0
+    # vLLM's first model runner has no pipeline stages with asynchronous steps.
+    is_whole = settings.asynchronous and not settings.has_runner_v2
     more = More(
         tuple(scheduling.items()),
         stages=1 if is_whole or rng.random() < 0.7 else rng.choice([2, 3]),
@@ -106,9 +105,14 @@ def draw_more(rng: random.Random, settings: Settings) -> More:
         losses=rng.random() < 0.4,
         running_resets=rng.random() < 0.5,
         unordered=settings.remote and rng.random() < 0.5,
+        fails=rng.random() < 0.4,
+        sleeps=rng.random() < 0.3,
+        returns=rng.random() < 0.5,
+        slow=rng.random() < 0.2,
     )
-    is_plain = settings.layers == FULL and more.stages == 1 and not settings.drafts
-    is_first = settings.remote and is_plain and not (settings.asynchronous or more.streams)
+    # Where other steps are in flight, vLLM goes on from what they computed of what failed.
+    is_known = not (settings.asynchronous or more.stages > 1 or more.streams)
+    is_first = settings.remote and settings.layers == FULL and (more.fails or is_known)
     return replace(more, fails_in_step=is_first and rng.random() < 0.5)
 
 

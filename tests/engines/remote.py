@@ -56,7 +56,7 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._seed, self._unit, self._states = extra["seed"], extra["unit"], extra["states"]
         self._sends, self._unsure = extra["sends"], extra["unsure"]
-        self._waits, self._stores = extra["waits"], extra["stores"]
+        self._waits, self._stores, self._slow = extra["waits"], extra["stores"], extra["slow"]
         self._luck = random.Random(f"sends {self._seed}")
         self.sending: dict[str, tuple[list[int], ...]] = {}
         self.stores: list[Store] = []
@@ -111,11 +111,19 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
 
     def _keeps(self, request: Any, block_ids: tuple[list[int], ...]) -> bool:
         """Whether the blocks of a request that has ended stay until they are sent."""
-        has_all = request.status is not RequestStatus.FINISHED_ABORTED  # it may be loading
+        ends = RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR
+        has_all = request.status not in ends  # it may be loading
         is_kept = self._sends and has_all and self._luck.random() < 0.5
         if is_kept:
             self.sending[request.request_id] = block_ids
         return is_kept
+
+    def has_pending_block_frees(self) -> bool:
+        return self._slow and bool(self.sending)
+
+    def reset_cache(self) -> bool:
+        self.stores.clear()
+        return True
 
     def start_load_kv(self, forward_context: Any, **named: Any) -> None:
         raise NotImplementedError("the world loads")

@@ -28,7 +28,7 @@ from blockmgr.ports.vllm import (
 )
 from blockmgr.ports.vllm.options import Options
 from blockmgr.ports.vllm.slots import Slots, WholeState
-from tests.engines.fuzz import compared, decided_alike
+from tests.engines.fuzz import are_clearly_less, compared, decided_alike
 from tests.engines.layers import HAS_RINGS
 from tests.engines.world import More, World, draw
 
@@ -75,6 +75,11 @@ def wrong_runs(
 
 def test_the_port_itself_is_clean() -> None:
     assert wrong_runs({"min_partial_tokens": 1, "debug": 1}) == 0
+
+
+def test_tokens_that_most_seeds_lack_are_told_from_chance() -> None:
+    assert are_clearly_less([-10, -11, -9] * 7)
+    assert not are_clearly_less([-100, 90] * 10)
 
 
 def test_a_salt_that_is_passed_over_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,9 +491,9 @@ def test_a_load_that_overtakes_a_copy_is_noticed(monkeypatch: pytest.MonkeyPatch
     take = manager.KVCacheManager.take_kv_cache_block_copies
 
     def keep_none(self: Any) -> Any:
-        copies, kept = take(self)
-        self.block_pool.free_blocks(kept)
-        return copies, []
+        taken = take(self)
+        self.commits.let_go()
+        return taken
 
     monkeypatch.setattr(manager.KVCacheManager, "take_kv_cache_block_copies", keep_none)
     assert wrong_runs({}, "state", drafts="ngram", remote=True, asynchronous=True) > 0
@@ -500,6 +505,21 @@ def test_a_block_that_is_sent_and_given_to_others_is_noticed(
     assert wrong_runs({}, "window", remote=True) == 0
     monkeypatch.setattr(commits.Commits, "hand_over", lambda self, held: None)
     assert wrong_runs({}, "window", remote=True) > 0
+
+
+def runs_with_stages() -> int:
+    """Wrong runs in which steps with drafts are in flight while others are planned."""
+    wrong = 0
+    for seed in range(3 * SEEDS):
+        settings = draw(seed, MODEL, "fcfs", False, {}, lossless=True, kind="state", drafts="ngram")
+        wrong += bool(World(replace(settings, more=More(stages=2))).run().wrong)
+    return wrong
+
+
+def test_a_draft_in_flight_that_counts_as_right_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runs_with_stages() == 0
+    monkeypatch.setattr(states.StateCommits, "_num_right", lambda self, r: r.num_computed_tokens)
+    assert runs_with_stages() > 0
 
 
 def runs_that_read_what_failed() -> int:

@@ -92,6 +92,10 @@ class More:
         fails_in_step: Whether loads fail that do not make a request wait.
         unordered: Whether loads that requests wait for overtake steps in flight, as where K/V come
             from other machines. Such a connector stores nothing.
+        fails: Whether requests end whose loads fail; else they compute what is missing.
+        sleeps: Whether the engine sleeps now and then, and its memory is lost.
+        returns: Whether ids of aborted requests are used again.
+        slow: Whether what is sent takes many steps, in which nothing is preempted for room.
     """
 
     scheduling: tuple[tuple[str, Any], ...] = ()
@@ -108,6 +112,10 @@ class More:
     running_resets: bool = False
     unordered: bool = False
     fails_in_step: bool = False
+    fails: bool = False
+    sleeps: bool = False
+    returns: bool = False
+    slow: bool = False
 
 
 @dataclass(frozen=True)
@@ -315,6 +323,9 @@ def make_scheduler(settings: Settings) -> Any:
     register()
     scheduler = (AsyncScheduler if settings.asynchronous else Scheduler)(**named)
     scheduler.use_v2_model_runner = settings.has_runner_v2
+    if settings.options is not None:  # the configuration has the first runner
+        most = int(settings.asynchronous) + settings.more.stages
+        scheduler.kv_cache_manager.commits.most_in_flight = most
     if settings.more.images:
         scheduler.max_num_encoder_input_tokens = 2 * IMAGE
         scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4 * IMAGE)
@@ -394,9 +405,10 @@ def connector(settings: Settings) -> KVTransferConfig:
             "stores": not settings.more.unordered,
             "sends": settings.more.sends,
             "unsure": settings.more.unsure,
+            "slow": settings.more.slow,
         },
         kv_role="kv_both",
-        kv_load_failure_policy="recompute",
+        kv_load_failure_policy="fail" if settings.more.fails else "recompute",
     )
 
 
@@ -588,6 +600,13 @@ class World:
             if chosen in scheduler.requests:
                 scheduler.finish_requests([chosen], RequestStatus.FINISHED_ABORTED)
                 self.tally.aborted += 1
+            # Where a step is in flight, vLLM takes its output for that of the new request.
+            if self.settings.more.returns and not (self.pending or chosen in scheduler.requests):
+                for known in (self.tables, self.sessions, self.computed, self.proposed):
+                    known.pop(chosen, None)
+                self.add(int(chosen[1:]))
+        if self.settings.more.sleeps and self.more.random() < 0.01:
+            self.sleep()
         if rng.random() < 0.01:
             running = rng.random() < 0.5 and not self.sessions  # which keep their blocks
             if self.settings.remote:  # vLLM fails while a load or a transfer goes on
@@ -597,6 +616,25 @@ class World:
         losses = self.settings.more.losses or not self.settings.lossless
         if rng.random() < 0.02 and losses:
             self.lose_some_blocks()
+
+    def sleep(self) -> None:
+        """All requests end or are preempted, and the memory is lost."""
+        scheduler = self.scheduler
+        if ends := self.more.random() < 0.5 or bool(self.sessions):
+            scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        scheduler.set_pause_state(PauseState.PAUSED_NEW if ends else PauseState.PAUSED_ALL)
+        while self.pending or (ends and scheduler.requests):
+            self.step()
+            if not ends or not scheduler.requests:
+                while self.pending:
+                    self.report()
+        if ends or not self.holds():  # vLLM fails while a load or a transfer goes on
+            reset = scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+            assert reset, "something of a sleeping engine stays cached"
+            self.memory.clear()
+            self.tally.resets += 1
+        scheduler.set_pause_state(PauseState.UNPAUSED)
+        self.paused = 0
 
     def holds(self) -> bool:
         """Whether others than running requests have blocks."""
@@ -655,8 +693,11 @@ class World:
 
     def offer_drafts(self, names: list[str]) -> None:
         """Drafts of the next tokens, of which some are wrong."""
-        alive = [name for name in names if name in self.scheduler.requests]
-        requests = [self.scheduler.requests[name] for name in alive]
+        requests = [each for name in names if (each := self.scheduler.requests.get(name))]
+        if self.settings.more.stages > 1:  # vLLM fails where one was preempted in between
+            running = [each for each in requests if each.status is RequestStatus.RUNNING]
+            requests = [each for each in running if not each.num_in_flight_tokens]
+        alive = [each.request_id for each in requests]
         drafts = [self.propose(each.request_id, len(each._all_token_ids)) for each in requests]
         self.scheduler.update_draft_token_ids(DraftTokenIds(alive, drafts))
 
@@ -677,6 +718,10 @@ class World:
         received, loads = self.load() if self.settings.remote else (None, [])
         result = self.sample([(name, stop) for name, _, stop in batch], drafts)
         result.kv_connector_output = received
+        # Steps behind a failed load read it, too, until vLLM knows.
+        launched = [result, *(each for _, each in self.pending)]
+        failures = [each.kv_connector_output for each in launched if each.kv_connector_output]
+        invalid = set[int]().union(*(each.invalid_block_ids for each in failures))
         tables = {name: [[*table] for table in self.tables[name]] for name, _, _ in batch}
 
         def run() -> None:
@@ -690,9 +735,8 @@ class World:
             # vLLM's workers move states between columns before they begin the loads of the step.
             for load in loads:
                 self.bring(*load)
-            invalid = received.invalid_block_ids if received else set()
-            failed = {name for name in tables if invalid.intersection(*tables[name])}
-            self.spoil(invalid)
+            failed = {name for name in tables if invalid.intersection(chain(*tables[name]))}
+            self.spoil(received.invalid_block_ids if received else set())
             self.compute(batch, drafts, prefixes, failed)
             if self.settings.has_states and self.settings.drafts:
                 self.settle(batch, drafts, result.sampled_token_ids)
@@ -804,7 +848,8 @@ class World:
                     received.invalid_block_ids.update(table[first : -(-stop // size)])
         loads.clear()
         sending = self.scheduler.connector.sending
-        received.finished_sending = {name for name in sending if self.more.random() < 0.3}
+        chance = 0.02 if self.settings.more.slow else 0.3
+        received.finished_sending = {name for name in sending if self.more.random() < chance}
         for name in received.finished_sending:
             self.check_sent(name, sending.pop(name))
         for name, (start, stop) in list(self.loading.items()):
@@ -832,6 +877,8 @@ class World:
         received: KVConnectorOutput,
     ) -> None:
         """A load fails; with full attention alone, a connector may tell from which block on."""
+        # vLLM may wait forever for the blocks that it reserves for this request, from itself.
+        self.scheduler._inflight_prefills.discard(self.scheduler.requests[name])
         prefixes = self.prefixes(name, stop)
         self.bring(name, tables, start, stop, prefixes, is_wrong=True)
         if self.settings.layers != FULL or self.more.random() < 0.5:
@@ -975,8 +1022,9 @@ class World:
                 for table, ids in zip(self.tables[name], new_ids, strict=True):
                     table.extend(ids)
             # An asynchronous scheduler counts drafts as right until it knows.
-            start = self.computed.get(name, cached.num_computed_tokens[i])
-            batch.append((name, start if self.settings.drafts else cached.num_computed_tokens[i]))
+            start, known = cached.num_computed_tokens[i], self.computed.get(name)
+            is_known = self.settings.drafts and self.settings.asynchronous and known is not None
+            batch.append((name, known if is_known else start))
         counts = output.num_scheduled_tokens
         return [(name, start, start + counts[name]) for name, start in batch]
 
@@ -1032,6 +1080,7 @@ class World:
         if self.settings.options is None:
             return
         self.scheduler.processed_step_seq = self.scheduler.sched_step_seq + 1
+        manager.commits.let_go()
         self.scheduler._drain_deferred_frees()  # vLLM does so with the next step
         manager.manager.check_invariants()
         assert manager.manager.num_available == manager.manager.config.capacity, "blocks leaked"

@@ -621,18 +621,28 @@ def test_blocks_that_steps_in_flight_read_are_given_back_after_them(
 
 def test_blocks_of_copies_are_held_until_these_have_run(vllm: None) -> None:
     manager = make(FULL, MAMBA, num_blocks=33, min_partial_tokens=0)
-    manager.commits.free_later = lambda blocks: None
+    manager.commits.free_later, manager.commits.most_in_flight = list, 2
     served = request("first", TOKENS)
     step(manager, served, 2 * SIZE)
     manager.new_step_starts()  # caches the state where the forward ended
     assert manager.allocate_slots(served, SIZE) is not None
-    copies, kept = manager.take_kv_cache_block_copies()
-    [copy] = copies
-    assert {each.block_id for each in kept} == {copy.source, copy.destination}
+    [copy] = manager.take_kv_cache_block_copies()[0]
     manager.free(served)
-    assert all(each.ref_cnt == 1 for each in kept)
-    manager.block_pool.free_blocks(kept)
-    assert manager.manager.num_available == manager.manager.config.capacity
+    for held in (1, 0):
+        manager.new_step_starts()
+        assert [manager.manager.ref_count(each) for each in copy] == [held, held]
+        manager.take_kv_cache_block_copies()
+
+
+def test_a_step_that_only_copies_holds_no_blocks_of_an_idle_engine(vllm: None) -> None:
+    manager = make(FULL, MAMBA, num_blocks=33, min_partial_tokens=0)
+    manager.commits.free_later, manager.commits.most_in_flight = list, 2
+    served = request("first", TOKENS)
+    step(manager, served, 2 * SIZE)
+    manager.new_step_starts()  # the request waits for its token, and its state is copied
+    assert len(manager.take_kv_cache_block_copies()[0]) == 1
+    manager.free(served)
+    assert manager.reset_prefix_cache()
 
 
 def test_a_table_that_was_handed_over_names_what_it_did_until_the_request_is_freed(
@@ -687,7 +697,7 @@ def settled_scheduler(manager: Any, **more: Any) -> Any:
         "connector": object(),
     }
     scheduler = SimpleNamespace(**{**usual, **more})
-    plugin._settle(scheduler, Options(), SimpleNamespace())
+    plugin._settle(scheduler, Options(), SimpleNamespace(max_concurrent_batches=2))
     return scheduler
 
 
@@ -717,6 +727,7 @@ def test_blocks_wait_for_steps_in_flight_if_the_scheduler_defers_what_it_frees(v
         sched_step_seq=7,
         _free_cow_retained_blocks=lambda blocks, fence: freed.append((blocks, fence)),
     )
+    assert manager.commits.most_in_flight == 2
     manager.commits.free_later([3, 5])
     [(blocks, fence)] = freed
     assert [each.block_id for each in blocks] == [3, 5]

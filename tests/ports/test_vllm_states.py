@@ -357,6 +357,31 @@ def test_the_state_at_the_end_of_a_block_is_found_though_drafts_passed_it(vllm: 
     assert scheduler.manager.get_computed_blocks(request("next", tokens))[1] == 12
 
 
+def test_drafts_of_a_step_in_flight_are_not_right_yet(vllm: None) -> None:
+    """With pipeline stages, others are planned while it is in flight."""
+    scheduler, served = answered(10, min_partial_tokens=0)
+    manager = scheduler.manager
+    for known in (11, 12, 13):
+        served._all_token_ids = [*TOKENS[:10], 80, 81, 82][:known]
+        served.num_tokens = known
+        manager.new_step_starts()
+        assert manager.allocate_slots(served, 3) is not None
+        manager.take_kv_cache_block_copies()
+        served.num_computed_tokens, served.num_in_flight_tokens = known + 2, 3
+        kept_in(manager)
+        served.num_computed_tokens, served.num_in_flight_tokens = known, 0  # the drafts are wrong
+    prompt = [*served._all_token_ids, 90]
+    assert manager.get_computed_blocks(request("next", prompt))[1] == 12
+
+
+def test_no_drafts_fill_up_a_step_that_loads_a_state_inside_a_block(vllm: None) -> None:
+    """Its columns up to that of its last token name one slot, which a later step may write."""
+    commits = make(FULL, DRAFTED, min_partial_tokens=0).commits
+    for loaded, count in ((9, 1), (8, 3)):
+        served = request("a", TOKENS[: loaded + 1])
+        assert commits.clip_chunk(served, 3, num_external_computed_tokens=loaded) == count
+
+
 def test_the_end_of_an_answer_is_found_up_to_its_last_drafts(vllm: None) -> None:
     scheduler, served = answered(16, min_partial_tokens=1)
     verify(scheduler, served, 2, END[:2])  # 17 tokens are in the state before the drafts

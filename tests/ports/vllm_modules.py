@@ -171,7 +171,7 @@ def request(name: str, tokens: list[int]) -> Any:
         request_id=name, _all_token_ids=tokens, num_tokens=len(tokens), num_computed_tokens=0,
         num_prompt_tokens=len(tokens), num_output_placeholders=0, skip_reading_prefix_cache=False,
         cache_salt=None, lora_request=None, mm_features=[], prompt_embeds=None, resumable=False,
-        status=1, sampling_params=None, num_preemptions=0,
+        status=1, sampling_params=None, num_preemptions=0, num_in_flight_tokens=0,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class Commits:
         in_step: Whether a step is being planned.
         free_later: Where loads of a connector do not wait for the steps in flight, what releases
             blocks once these have run.
-        kept: Blocks of the step's copies that are held for that.
+        most_in_flight: The most steps in flight then, with the one that is planned.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class Commits:
         self._every = min(each.block_size for each in layers)
         self._windows = [group for group, each in enumerate(layers) if each.is_passed]
         self.free_later: Callable[[list[int]], None] | None = None
-        self.kept: list[int] = []
+        self.most_in_flight = 1
+        self._copied_blocks: list[list[int]] = []  # of the copies of each of the last steps
         self._has_groups = bool(manager.config.groups)
         self._has_parts = bool(caching and manager.config.min_partial_tokens)
         self.in_step = False
@@ -77,6 +78,7 @@ class Commits:
     def start_step(self) -> None:
         """Begins the planning of a step."""
         self.close_late()
+        self.let_go(self.most_in_flight - 1)
         self.in_step = True
         passed, self._passed = self._passed, []
         for held in passed:
@@ -98,11 +100,26 @@ class Commits:
         """The copies to run before the step's forward."""
         plan = self._manager.take_copies()
         if self.free_later is not None:
-            self.kept = [block for copy in plan for block in (copy.source, copy.destination)]
-            self._manager.acquire(self.kept)
+            both = [block for copy in plan for block in (copy.source, copy.destination)]
+            self._manager.acquire(both)
+            self._copied_blocks.append(both)
         self._manager.copies_applied(plan.ticket)
         self.in_step = self._committed_late = False
         return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan]
+
+    @property
+    def kept(self) -> set[int]:
+        """Blocks that are held because loads may overtake the copies of steps in flight."""
+        return {block for blocks in self._copied_blocks for block in blocks}
+
+    def let_go(self, steps: int = 0) -> None:
+        """Releases them, except those of the last steps.
+
+        vLLM's scheduler cannot do so: for it, a step that only copies is not in flight, and what it
+        copies would stay until another request comes.
+        """
+        while len(self._copied_blocks) > steps:
+            self._manager.release(self._copied_blocks.pop(0))
 
     def take_kept_states(self) -> dict[str, list[tuple[int, int, int]]]:
         """States that the copies of the last planned step keep: none, without recurrent states."""

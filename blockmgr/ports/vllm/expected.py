@@ -147,9 +147,9 @@ ATTRIBUTES = _names(
         "vllm.v1.core.kv_cache_utils:KVCacheBlock": "block_id block_hash is_null ref_cnt",
         "vllm.v1.request:Request": (
             "request_id _all_token_ids num_tokens num_prompt_tokens num_computed_tokens "
-            "num_output_placeholders num_preemptions skip_reading_prefix_cache cache_salt "
-            "lora_request mm_features prompt_embeds resumable block_hashes session_id "
-            "sampling_params status"
+            "num_output_placeholders num_in_flight_tokens num_preemptions "
+            "skip_reading_prefix_cache cache_salt lora_request mm_features prompt_embeds resumable "
+            "block_hashes session_id sampling_params status"
         ),
         "vllm.lora.request:LoRARequest": "adapter_id name lora_name lora_path",
         "vllm.v1.kv_cache_interface:KVCacheConfig": (

@@ -502,7 +502,10 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> bool:
         """Forgets everything, unless a block is in use."""
         self.commits.close_late()
-        if self.manager.num_available < self.manager.config.capacity:
+        capacity = self.manager.config.capacity
+        if self.manager.num_available + len(self.commits.kept) >= capacity:
+            self.commits.let_go()  # nothing that computes is in flight
+        if self.manager.num_available < capacity:
             return False
         self.manager.reset_prefix_cache()
         if self.prefix_cache_stats is not None:
@@ -523,17 +526,13 @@ class KVCacheManager:
             self.hints.expire()
 
     def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
-        """The copies to run before this step's forward, and the blocks to hold until they have run.
-
-        These are needed where loads may overtake the copies: other writes are launched after them.
-        """
+        """The copies to run before this step's forward; vLLM has no blocks to hold for them."""
         copies = self._copies if self._copies is not None else self.commits.end_planning()
         self._copies = None
         for handle in self._leaving:
             self.manager.free(handle)
         self._leaving.clear()
-        kept, self.commits.kept = self.commits.kept, []
-        return copies, [Block(self.manager, block) for block in kept]
+        return copies, []
 
     def take_new_block_ids(self) -> list[int]:
         """Blocks handed out since the last call, if workers zero them."""

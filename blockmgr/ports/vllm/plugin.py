@@ -176,6 +176,7 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
     commits = ours.commits
     if scheduler.defer_block_free:
         commits.free_later = functools.partial(_free_later, scheduler)
+        commits.most_in_flight = vllm_config.max_concurrent_batches
     if has_states := isinstance(commits, states.StateCommits):
         scheduler._mamba_block_aligned_split = commits.clip_chunk
         commits.finished_loads = functools.partial(_finished_loads, scheduler)

@@ -70,6 +70,10 @@ class StateCommits(Commits):
         """
         start: int = request.num_computed_tokens + num_new_local_computed_tokens
         start += num_external_computed_tokens
+        if self._has_slots and num_external_computed_tokens and start % self._states.block_size:
+            # Drafts that only fill up the step might be wrong behind the end of the block, whose
+            # column names the slot that this step reads.
+            num_new_tokens = min(num_new_tokens, request.num_tokens - start)
         prefill_end: int = max(request.num_prompt_tokens, request.num_tokens - 1)
         if start >= prefill_end:
             return num_new_tokens
@@ -294,5 +298,5 @@ class StateCommits(Commits):
     @staticmethod
     def _num_right(request: Request) -> int:
         """Tokens that steps with a known outcome computed."""
-        computed: int = request.num_computed_tokens - request.num_output_placeholders
+        computed: int = request.num_computed_tokens - request.num_in_flight_tokens
         return computed
