@@ -39,7 +39,7 @@ template struct Commits<&Observer::on_taken, &Observer::on_freed, &Observer::on_
                         &Observer::on_moved, &Observer::on_uncached>;
 template struct Commits<&Policy::admitted, &Policy::on_hit, &Policy::victim>;
 template struct Commits<&BlockPool::acquire_run, &BlockPool::run_from>;
-template struct Commits<&Store::move_to_fresh, &Store::make_findable, &Store::drop_reference,
+template struct Commits<&Store::copy_to_fresh, &Store::make_findable, &Store::drop_reference,
                         &Store::abort_copies>;
 template struct Commits<&Rows::store_tokens, &Rows::note_unwritten, &Rows::limit_computed>;
 template struct Commits<&Growing::make_private, &Growing::grow>;

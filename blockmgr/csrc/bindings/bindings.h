@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -96,6 +97,9 @@ nb::object whole_number(nb::handle value, const char* name, std::int64_t positio
 
 // A whole number, by name: TypeError and ValueError say which argument is meant.
 std::int64_t int_argument(nb::handle value, const char* name);
+
+// The same in [low, high].
+std::int64_t int_argument(nb::handle value, const char* name, std::int64_t low, std::int64_t high);
 
 // A handle; one too large to be one is an unknown sequence.
 std::int64_t handle_argument(nb::handle value);
@@ -223,10 +227,15 @@ extern template class IntArray<std::int64_t>;
 
 using TokenArray = IntArray<Token>;
 
-bool bool_argument(nb::handle value, const char* name);
+// An argument, read: any number of any int64.
+struct Ints : IntArray<std::int64_t> {
+  Ints(nb::handle value, const char* name, std::vector<std::int64_t>& home, std::int64_t kept)
+      : IntArray(value, name, 0, home, kept) {
+    read();
+  }
+};
 
-// A whole number among the options, in [low, high].
-int int_option(const nb::dict& options, const char* name, int low, int high);
+bool bool_argument(nb::handle value, const char* name);
 
 // A field of a class with slots: where an instance has it. In a fresh one it is empty, and can be
 // filled if the class is frozen, too.
@@ -245,15 +254,8 @@ struct Known {
   PyObject* ndarray;        // numpy.ndarray
   PyObject* is_finalizing;  // sys.is_finalizing
   PyObject* array_name;     // "__array__"
-  PyObject* match;          // blockmgr.blocks.Match, and its fields
-  Field num_cached_tokens;
-  Field num_replayed_tokens;
-  Field num_partial_tokens;
-  Field block_ids;
-  Field num_idle_blocks;
-  Field num_computing_tokens;
-  Field num_shared_tokens;
-  Field stops;
+  PyObject* match;          // blockmgr.blocks.Match
+  std::array<Field, 8> match_fields;
   PyObject* nothing;  // ()
   PyObject* out_of_blocks;
   PyObject* out_of_sequences;

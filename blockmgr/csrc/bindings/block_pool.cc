@@ -51,7 +51,7 @@ nb::object take(PoolCore& self, nb::handle n, nb::handle name) {
 
 void retain(PoolCore& self, nb::handle blocks, Exact<int> level, Exact<double> ttl) {
   check_retention(level, ttl);
-  const Ids ids(self, blocks);
+  const Ints ids = ids_of(self, blocks);
   self.core.retain(ids.data(), ids.size(), level, ttl);
 }
 

@@ -15,27 +15,22 @@ namespace {
 class Rows {
  public:
   explicit Rows(nb::handle array) {
-    export_buffer(array, view_, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT, kWanted);
-    const std::string_view format = view_.format ? view_.format : "B";
-    const bool whole = view_.itemsize == 4 && (format == "i" || format == "l");
+    constexpr const char* kWanted =
+        "out must be a writable, contiguous array int32[n, 3] of at least one row";
+    Py_buffer& view = export_.view;
+    export_buffer(array, view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT, kWanted);
+    export_.held = true;
+    const std::string_view format = view.format ? view.format : "B";
+    const bool whole = view.itemsize == 4 && (format == "i" || format == "l");
     // The number of packed copies goes into the first row.
-    if (whole && view_.ndim == 2 && view_.shape[1] == 3 && view_.shape[0] > 0) return;
-    PyBuffer_Release(&view_);
-    PyErr_SetString(PyExc_TypeError, kWanted);
-    throw nb::python_error();
+    if (!whole || view.ndim != 2 || view.shape[1] != 3 || view.shape[0] < 1)
+      raise(PyExc_TypeError, kWanted);
   }
-  ~Rows() {
-    in_python([this] { PyBuffer_Release(&view_); });
-  }
-  Rows(const Rows&) = delete;
-  Rows& operator=(const Rows&) = delete;
-  std::int32_t* data() const { return static_cast<std::int32_t*>(view_.buf); }
-  std::int64_t size() const { return view_.shape[0]; }
+  std::int32_t* data() const { return static_cast<std::int32_t*>(export_.view.buf); }
+  std::int64_t size() const { return export_.view.shape[0]; }
 
  private:
-  static constexpr const char* kWanted =
-      "out must be a writable, contiguous array int32[n, 3] of at least one row";
-  Py_buffer view_{};
+  Export export_;
 };
 
 // A checker, and buffers that the conversions of its calls reuse.
@@ -43,21 +38,7 @@ struct Checker {
   Checker(std::int32_t num_sources, std::int32_t num_destinations, std::int32_t block_size,
           bool one_pool)
       : most(num_destinations), lists(num_sources, num_destinations, block_size, one_pool) {}
-  // An argument, read. Any number may be given; room for more than there are blocks is not kept.
-  class Column {
-   public:
-    Column(Checker& self, nb::handle value, const char* name, std::vector<std::int64_t>& home)
-        : numbers_(value, name, 0, home, self.most) {
-      numbers_.read();
-    }
-    const std::int64_t* data() const { return numbers_.data(); }
-    std::int64_t size() const { return numbers_.size(); }
-
-   private:
-    IntArray<std::int64_t> numbers_;
-  };
-
-  std::int64_t most;
+  std::int64_t most;  // numbers that room is kept for
   CopyChecker lists;
   std::vector<std::int64_t> sources;
   std::vector<std::int64_t> destinations;
@@ -85,9 +66,7 @@ void check_sizes(std::int64_t sources, std::int64_t others, const char* name) {
 }
 
 std::int32_t positive_argument(nb::handle value, const char* name) {
-  const std::int64_t number = int_argument(value, name);
-  check_bounds(name, number, 1, INT32_MAX);
-  return static_cast<std::int32_t>(number);
+  return static_cast<std::int32_t>(int_argument(value, name, 1, INT32_MAX));
 }
 
 void init(Checker* self, nb::handle num_blocks, nb::handle block_size,
@@ -102,11 +81,11 @@ void init(Checker* self, nb::handle num_blocks, nb::handle block_size,
 
 std::int64_t check(Checker& self, nb::handle sources, nb::handle destinations,
                    nb::handle num_tokens, nb::handle out) {
-  const Checker::Column from(self, sources, "sources", self.sources);
-  const Checker::Column to(self, destinations, "destinations", self.destinations);
+  const Ints from(sources, "sources", self.sources, self.most);
+  const Ints to(destinations, "destinations", self.destinations, self.most);
   const bool whole = num_tokens.is_none();
-  std::optional<Checker::Column> tokens;
-  if (!whole) tokens.emplace(self, num_tokens, "num_tokens", self.num_tokens);
+  std::optional<Ints> tokens;
+  if (!whole) tokens.emplace(num_tokens, "num_tokens", self.num_tokens, self.most);
   const Rows rows(out);
   with_copy_errors([&] {
     check_sizes(from.size(), to.size(), "destinations");
@@ -118,7 +97,7 @@ std::int64_t check(Checker& self, nb::handle sources, nb::handle destinations,
 }
 
 std::int64_t check_blocks(Checker& self, nb::handle blocks, nb::handle out) {
-  const Checker::Column ids(self, blocks, "blocks", self.destinations);
+  const Ints ids(blocks, "blocks", self.destinations, self.most);
   const Rows rows(out);
   with_copy_errors([&] { self.lists.check_blocks(ids.data(), ids.size()); });
   self.lists.pack(0, rows.data(), rows.size());
@@ -136,10 +115,8 @@ nb::tuple order(nb::handle sources, nb::handle destinations, nb::handle num_bloc
                 Exact<bool> sequential) {
   const std::int32_t blocks = positive_argument(num_blocks, "num_blocks");
   std::vector<std::int64_t> homes[2];
-  IntArray<std::int64_t> from(sources, "sources", 0, homes[0], 0);
-  from.read();
-  IntArray<std::int64_t> to(destinations, "destinations", 0, homes[1], 0);
-  to.read();
+  const Ints from(sources, "sources", homes[0], 0);
+  const Ints to(destinations, "destinations", homes[1], 0);
   const MoveGroups groups = with_copy_errors([&] {
     check_sizes(from.size(), to.size(), "destinations");
     return order_copies(from.data(), to.data(), from.size(), blocks, sequential);
@@ -156,8 +133,7 @@ nb::tuple order(nb::handle sources, nb::handle destinations, nb::handle num_bloc
 // The numbers of any container that a manager takes, in an array of their own.
 nb::object int_array(nb::handle numbers, const std::string& name) {
   std::vector<std::int64_t> home;
-  IntArray<std::int64_t> from(numbers, name.c_str(), 0, home, 0);
-  from.read();
+  const Ints from(numbers, name.c_str(), home, 0);
   const Array<std::int64_t> own(from.size());
   std::copy_n(from.data(), from.size(), own.numbers);
   return own.array;

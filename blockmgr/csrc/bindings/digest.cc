@@ -129,7 +129,8 @@ void PythonDigest::digest(std::size_t length, std::uint8_t* out) {
 
 DigestOption digest_option(const nb::dict& options, int block_size) {
   if (!nb::cast<bool>(options["prefix_caching"])) return {};
-  const int size = int_option(options, "digest_size", kMinDigest, kMaxDigest);
+  const auto size =
+      static_cast<int>(int_argument(options["digest_size"], "digest_size", kMinDigest, kMaxDigest));
   const std::size_t plain_length =
       static_cast<std::size_t>(size) + static_cast<std::size_t>(block_size) * sizeof(Token);
   if (const std::int64_t address = int_argument(options["xxh3_address"], "xxh3_address")) {

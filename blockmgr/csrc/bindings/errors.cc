@@ -31,28 +31,23 @@ void know_python() {
   const auto member = [](const char* module, const char* name) {
     return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
   };
-  const auto field = [](nb::handle type, const char* name) {
-    auto* object_type = reinterpret_cast<PyTypeObject*>(type.ptr());
-    const auto* m = static_cast<PyMemberDef*>(PyType_GetSlot(object_type, Py_tp_members));
+  PyObject* const match = member("blockmgr.blocks", "Match");
+  const auto field = [match](const char* name) {
+    auto* type = reinterpret_cast<PyTypeObject*>(match);
+    const auto* m = static_cast<PyMemberDef*>(PyType_GetSlot(type, Py_tp_members));
     for (; m && m->name; ++m)
       if (std::string_view(m->name) == name) return Field{m->offset};
     throw std::runtime_error(std::string("Match has no slot ") + name);
   };
-  PyObject* match = member("blockmgr.blocks", "Match");
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
   python = {
       member("numpy", "ndarray"),
       member("sys", "is_finalizing"),
       nb::object(nb::steal(PyUnicode_InternFromString("__array__"))).release().ptr(),
       match,
-      field(match, "num_cached_tokens"),
-      field(match, "num_replayed_tokens"),
-      field(match, "num_partial_tokens"),
-      field(match, "block_ids"),
-      field(match, "num_idle_blocks"),
-      field(match, "num_computing_tokens"),
-      field(match, "num_shared_tokens"),
-      field(match, "stops"),
+      {field("num_cached_tokens"), field("num_replayed_tokens"), field("num_partial_tokens"),
+       field("num_idle_blocks"), field("num_computing_tokens"), field("num_shared_tokens"),
+       field("block_ids"), field("stops")},
       nb::object(nb::steal(PyTuple_New(0))).release().ptr(),
       error("OutOfBlocksError"),
       error("OutOfSequencesError"),

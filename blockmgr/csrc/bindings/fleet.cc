@@ -15,12 +15,6 @@ constexpr int kMaxWorkers = 1 << 16;
 constexpr std::int64_t kMaxIndexed = (std::int64_t{1} << 40) - 1;
 constexpr std::int64_t kMaxPlace = (std::int64_t{1} << 62) - 1;
 
-std::int64_t in_bounds(nb::handle value, const char* name, std::int64_t low, std::int64_t high) {
-  const std::int64_t number = int_argument(value, name);
-  check_bounds(name, number, low, high);
-  return number;
-}
-
 class Keys {
  public:
   explicit Keys(const nb::bytes& bytes) : bytes_(bytes) {
@@ -52,17 +46,17 @@ std::uint64_t secret_of(nb::handle secret) {
 }
 
 void init(WorkerTable* self, nb::handle max_workers, nb::handle max_blocks, nb::handle secret) {
-  const auto workers = static_cast<int>(in_bounds(max_workers, "max_workers", 1, kMaxWorkers));
-  const std::int64_t blocks = in_bounds(max_blocks, "max_blocks", 1, kMaxIndexed);
+  const auto workers = static_cast<int>(int_argument(max_workers, "max_workers", 1, kMaxWorkers));
+  const std::int64_t blocks = int_argument(max_blocks, "max_blocks", 1, kMaxIndexed);
   new (self) WorkerTable(workers, blocks, secret_of(secret));
 }
 
 int worker_of(const WorkerTable& self, nb::handle worker) {
-  return static_cast<int>(in_bounds(worker, "worker", 0, self.max_workers() - 1));
+  return static_cast<int>(int_argument(worker, "worker", 0, self.max_workers() - 1));
 }
 
 int tier_of(nb::handle tier) {
-  return static_cast<int>(in_bounds(tier, "tier", 0, WorkerTable::kTiers - 1));
+  return static_cast<int>(int_argument(tier, "tier", 0, WorkerTable::kTiers - 1));
 }
 
 std::int64_t store(WorkerTable& self, nb::handle worker, nb::handle tier, const nb::bytes& keys) {
@@ -136,8 +130,8 @@ void bind_fleet(nb::module_& m) {
           [](WorkerTable& self, nb::handle worker, nb::handle tier, nb::handle from,
              nb::handle count) {
             return self.clear(worker_of(self, worker), tier_of(tier),
-                              in_bounds(from, "start", 0, kMaxPlace),
-                              in_bounds(count, "count", 1, kMaxPlace));
+                              int_argument(from, "start", 0, kMaxPlace),
+                              int_argument(count, "count", 1, kMaxPlace));
           },
           nb::arg(), nb::arg(), nb::arg() = nb::int_(0), nb::arg() = nb::int_(kMaxPlace))
       .def("find", find)

@@ -20,17 +20,11 @@ struct ReadOption {
   template <std::integral Number>
   void operator()(const char* name, Number& out) const {
     if (nb::object(options[name]).is_none()) return;  // as the member is made
-    out = int_option(options, name, 0, INT32_MAX);
+    out = static_cast<Number>(int_argument(options[name], name, 0, INT32_MAX));
   }
 };
 
 }  // namespace
-
-int int_option(const nb::dict& options, const char* name, int low, int high) {
-  const std::int64_t value = int_argument(options[name], name);
-  check_bounds(name, value, low, high);
-  return static_cast<int>(value);
-}
 
 template <class Options>
 Options options_of(const nb::dict& given) {

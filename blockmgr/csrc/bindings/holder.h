@@ -180,25 +180,16 @@ auto reading(Read) {
 // Block ids, read. A block may appear as often as it is held, so a list may have any length; but no
 // room is kept for more ids than there are blocks.
 template <class Own>
-class Ids {
- public:
-  Ids(Holder<Own>& self, nb::handle blocks)
-      : ids_(blocks, "blocks", 0, self.ids, self.core.nodes().num_blocks) {
-    ids_.read();
-  }
-  const std::int64_t* data() const { return ids_.data(); }
-  std::int64_t size() const { return ids_.size(); }
-
- private:
-  IntArray<std::int64_t> ids_;
-};
+Ints ids_of(Holder<Own>& self, nb::handle blocks) {
+  return {blocks, "blocks", self.ids, self.core.nodes().num_blocks};
+}
 
 // A call of the core on blocks: method(ids, count, other arguments), which are read first.
 template <class Own, auto method, class... Kinds>
 auto on_blocks(Holder<Own>& self, nb::handle blocks, typename Kinds::Given... given) {
   return with_findings(self.core, [&] {
     const auto values = read_arguments<Kinds...>(given...);
-    const Ids<Own> ids(self, blocks);
+    const Ints ids = ids_of(self, blocks);
     return std::apply(
         [&](const auto&... each) {
           return std::invoke(method, self.core, ids.data(), ids.size(), each...);
@@ -211,7 +202,7 @@ auto on_blocks(Holder<Own>& self, nb::handle blocks, typename Kinds::Given... gi
 template <class Own, class T, class Fact>
 auto facts_of_blocks(Fact) {
   return [](Holder<Own>& self, nb::handle blocks) -> nb::object {
-    const Ids<Own> ids(self, blocks);
+    const Ints ids = ids_of(self, blocks);
     const Array<T> result(ids.size());
     self.read([&](const Own& core) {
       for (std::int64_t i = 0; i < ids.size(); ++i)

@@ -99,6 +99,12 @@ std::int64_t int_argument(nb::handle value, const char* name) {
   return number;
 }
 
+std::int64_t int_argument(nb::handle value, const char* name, std::int64_t low, std::int64_t high) {
+  const std::int64_t number = int_argument(value, name);
+  check_bounds(name, number, low, high);
+  return number;
+}
+
 std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least,
                                 std::size_t most) {
   if (!PyBytes_Check(value.ptr()))

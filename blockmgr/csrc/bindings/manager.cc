@@ -150,15 +150,13 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   const Known& python = known();
   const auto record =
       made(nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(python.match), 0)));
-  python.num_cached_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_cached)));
-  python.num_replayed_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_replayed)));
-  python.num_partial_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_partial)));
-  python.block_ids.fill(record, ids.array);
-  python.num_idle_blocks.fill(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
-  python.num_computing_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_computing)));
-  python.num_shared_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_shared)));
-  python.stops.fill(record,
-                    found.stops != Stops{} ? ascending(found.stops) : nb::borrow(python.nothing));
+  // In the order of the fields that are known: numbers, block ids and stops.
+  const Field* field = python.match_fields.data();
+  for (const std::int64_t number : {found.num_cached, found.num_replayed, found.num_partial,
+                                    found.num_idle, found.num_computing, found.num_shared})
+    field++->fill(record, nb::steal(PyLong_FromLongLong(number)));
+  field++->fill(record, ids.array);
+  field->fill(record, found.stops != Stops{} ? ascending(found.stops) : nb::borrow(python.nothing));
   return record;
 }
 
@@ -238,8 +236,7 @@ void resume(Core& self, nb::handle handle, nb::handle num_slots, nb::handle read
 
 std::int64_t num_common_prefix_blocks(Core& self, nb::handle handles) {
   if (handles.is_none()) return self.core.num_common_prefix_blocks();
-  HandleArray rows = batch_argument(self, handles, "handles", self.ids);
-  rows.read();
+  const Ints rows(handles, "handles", self.ids, self.core.config().max_seqs);
   return self.core.num_common_prefix_blocks(rows.data(), rows.size());
 }
 

@@ -29,9 +29,7 @@ std::vector<T> column(const nb::bytes& bytes, const char* name) {
 }
 
 int number(nb::handle value, const char* name, std::int64_t low, std::int64_t high) {
-  const std::int64_t given = int_argument(value, name);
-  check_bounds(name, given, low, high);
-  return static_cast<int>(given);
+  return static_cast<int>(int_argument(value, name, low, high));
 }
 
 void init_trace(IdTrace* self, nb::handle block_size, nb::handle tokens_per_id, nb::handle words,
@@ -71,7 +69,7 @@ void init_replays(Replays* self, nb::handle trace, const nb::dict& digest) {
 }
 
 struct Replay {
-  Replay(nb::object owner, const IdReplayConfig& config) : owner(std::move(owner)) {
+  Replay(nb::object owner, const Config& config) : owner(std::move(owner)) {
     const Replays& replays = *nb::inst_ptr<Replays>(this->owner);
     replay = std::make_unique<IdReplay>(replays.trace, replays.digests, *replays.digester, config);
   }
@@ -84,7 +82,8 @@ void init_replay(Replay* self, nb::handle replays, nb::handle num_blocks, nb::ha
                  const std::string& eviction) {
   if (!nb::isinstance<Replays>(replays))
     raise(PyExc_TypeError, "replays must be IdReplays, got " + kind_of(replays));
-  IdReplayConfig config;
+  Config config;
+  config.block_size = 1;
   config.num_blocks = number(num_blocks, "num_blocks", 1, kMaxIds);
   config.max_seqs = number(max_seqs, "max_seqs", 1, INT32_MAX);
   config.row_width = number(row_width, "row_width", 1, kMaxIds);

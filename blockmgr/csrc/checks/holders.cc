@@ -20,8 +20,7 @@ class Audit : public BlockAudit {
     check_blocks();
     check_steps();
     std::vector<std::string> found = result();
-    if (core_.has_groups())
-      for (std::string& each : core_.groups_->violations()) found.push_back(std::move(each));
+    for (std::string& each : core_.groups_->violations()) found.push_back(std::move(each));
     return found;
   }
 
@@ -110,7 +109,7 @@ class Audit : public BlockAudit {
         continue;
       }
       if (!groups.group(g).is_attention()) {
-        const NodeId state = row.states[static_cast<std::size_t>(g)];
+        const NodeId state = row.states[nth(g)];
         BLOCKMGR_EXPECT(valid(state), what + " has no state");
         if (!valid(state)) continue;
         ++refs(state);
@@ -118,14 +117,14 @@ class Audit : public BlockAudit {
                         what + " shares its state");
         continue;
       }
-      for (std::int64_t i = row.first[static_cast<std::size_t>(g)]; i < s.num_blocks; ++i) {
+      for (std::int64_t i = row.first[nth(g)]; i < s.num_blocks; ++i) {
         const NodeId part = groups.part(g, t[i]);
         const bool has_slots = i * size_ + groups.group(g).begin < core_.num_slots(s);
         BLOCKMGR_EXPECT(valid(part) == has_slots, what + " has a gap at " + std::to_string(i));
         if (valid(part)) ++refs(part);
       }
       const std::int64_t read = s.loads ? row.num_loaded : core_.settled(s);
-      BLOCKMGR_EXPECT(groups.first_unit(g, read) >= row.first[static_cast<std::size_t>(g)],
+      BLOCKMGR_EXPECT(groups.first_unit(g, read) >= row.first[nth(g)],
                       what + " has given back what it reads");
     }
   }
@@ -133,11 +132,11 @@ class Audit : public BlockAudit {
   // From the first unit on that it reads or computes again, its blocks are its own.
   void check_own(const Sequence& s, int g, const std::string& what) {
     const GroupRow& row = core_.group_row(s);
-    const std::int64_t first = row.first[static_cast<std::size_t>(g)];
-    const auto& own = row.own[static_cast<std::size_t>(g)];
+    const std::int64_t first = row.first[nth(g)];
+    const auto& own = row.own[nth(g)];
     for (std::int64_t i = first; i * size_ + core_.groups_->group(g).begin < core_.num_slots(s);
          ++i) {
-      const NodeId block = own[static_cast<std::size_t>(i)];
+      const NodeId block = own[nth(i)];
       BLOCKMGR_EXPECT(valid(block), what + " has a gap at " + std::to_string(i));
       if (!valid(block)) continue;
       ++refs(block);
@@ -184,8 +183,7 @@ class Audit : public BlockAudit {
     std::set<NodeId> listed;
     NodeId before = list.end();
     for (NodeId n = list.front(); n != list.end(); n = list.after(n)) {
-      if (!valid(n) || !listed.insert(n).second ||
-          nodes_.links[static_cast<std::size_t>(n)].prev != before) {
+      if (!valid(n) || !listed.insert(n).second || nodes_.links[nth(n)].prev != before) {
         BLOCKMGR_EXPECT(false, "the list of unwritten blocks is not linked right at " + name(n));
         return;
       }
@@ -245,9 +243,9 @@ std::string Sequences::fingerprint() const {
                 s.missing_slots);
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);
-    if (has_groups()) put_row(out, group_row(s));
+    put_row(out, group_row(s));
   }
-  if (has_groups()) groups()->fingerprint(out);
+  groups()->fingerprint(out);
   for (const Kept& k : keeps)
     put_numbers(out, k.block, k.destination, k.block_generation, k.destination_generation,
                 k.referenced, k.is_state);
@@ -265,7 +263,7 @@ std::string Sequences::fingerprint() const {
 // Of nodes and parts that can be found or are in use. Where boundaries are nearest follows from
 // that.
 void GroupPlaces::fingerprint(std::string& out) const {
-  for (NodeId n = 0; n < nodes_.count; ++n) {
+  for (NodeId n = 0; n < num_places(); ++n) {
     const Node& record = nodes_[n];
     if (!nodes_.used(n) && !record.keyed()) continue;
     put_numbers(out, n, owner(n));
@@ -278,8 +276,7 @@ void GroupPlaces::fingerprint(std::string& out) const {
     }
   }
   const auto put_ring = [&](const ZeroedArray<Links>& links) {
-    for (int i = 0; i < pool_.num_partitions(); ++i) {
-      const NodeId sentinel = nodes_.count + i;
+    for (NodeId sentinel = num_places(); nth(sentinel) < links.size(); ++sentinel) {
       out += "| ";
       for (NodeId n = links[nth(sentinel)].next; n != sentinel; n = links[nth(n)].next)
         put_numbers(out, n);
@@ -296,7 +293,7 @@ void ContinuedEnds::fingerprint(std::string& out) const {
 
 void RecentHits::fingerprint(std::string& out) const {
   put_numbers(out, next_, sums_.requests);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(sums_.requests); ++i)
+  for (std::size_t i = 0; i < nth(sums_.requests); ++i)
     put_numbers(out, ring_[i].query_tokens, ring_[i].hit_tokens);
 }
 

@@ -35,7 +35,7 @@ void EventLog::add_block(const std::uint8_t* digest) noexcept {
   std::memcpy(&digests_[static_cast<std::size_t>(num_blocks_) * digest_size_], digest,
               digest_size_);
   ++num_blocks_;
-  ++runs_[static_cast<std::size_t>(num_runs_ - 1)].num_blocks;
+  ++last_run().num_blocks;
 }
 
 EventLog::Recorded EventLog::stored(NodeId b, int group, NodeId parent,
@@ -43,8 +43,7 @@ EventLog::Recorded EventLog::stored(NodeId b, int group, NodeId parent,
                                     const Token* tokens, std::uint32_t extras) noexcept {
   group = number_of(group);
   const bool extends = last_ != kNoNode && last_ == parent && num_blocks_ < capacity_ &&
-                       runs_[static_cast<std::size_t>(num_runs_ - 1)].step == step_ &&
-                       runs_[static_cast<std::size_t>(num_runs_ - 1)].group == group &&
+                       last_run().step == step_ && last_run().group == group &&
                        session_.view() == last_session_.view();
   if (extends) {
     ++version_;
@@ -54,7 +53,7 @@ EventLog::Recorded EventLog::stored(NodeId b, int group, NodeId parent,
       ++num_lost_;
       return kLost;
     }
-    EventRun& run = runs_[static_cast<std::size_t>(num_runs_ - 1)];
+    EventRun& run = last_run();
     run.root = root_of(b);
     run.has_parent = parent_digest != nullptr;
     name_run(run);
@@ -87,7 +86,7 @@ void EventLog::removed(int group, const std::uint8_t* digest) noexcept {
   group = number_of(group);
   last_ = kNoNode;
   if (num_runs_ && !num_lost_ && num_blocks_ < capacity_) {
-    const EventRun& run = runs_[static_cast<std::size_t>(num_runs_ - 1)];
+    const EventRun& run = last_run();
     if (run.kind == EventKind::kRemoved && run.step == step_ && run.group == group) {
       ++version_;
       add_block(digest);

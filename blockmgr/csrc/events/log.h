@@ -104,6 +104,7 @@ class EventLog {
     }
     std::string_view view() const { return {bytes, size}; }
   };
+  EventRun& last_run() const { return runs_[static_cast<std::size_t>(num_runs_ - 1)]; }
   void name_run(EventRun& run) noexcept;
   bool add_run(EventKind kind, int group) noexcept;
   void add_block(const std::uint8_t* digest) noexcept;

@@ -87,9 +87,7 @@ class Buckets {
 
   // Who chooses a prompt chooses its digests.
   std::size_t home(const std::uint8_t* digest) const {
-    std::uint64_t tag;
-    std::memcpy(&tag, digest, sizeof tag);
-    return static_cast<std::size_t>((tag * secret_ >> 32) * buckets_.size() >> 32);
+    return static_cast<std::size_t>((first_eight(digest) * secret_ >> 32) * buckets_.size() >> 32);
   }
   static std::uint8_t mark_of(const std::uint8_t* digest) { return digest[4] ? digest[4] : 1; }
   std::size_t next(std::size_t i) const { return i + 1 == buckets_.size() ? 0 : i + 1; }

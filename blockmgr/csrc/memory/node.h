@@ -107,6 +107,13 @@ struct Node {
 };
 static_assert(sizeof(Node) + sizeof(Uses) + sizeof(Links) == 64, "one cache line a node");
 
+// The number in the first eight bytes, which lie at any address.
+inline std::uint64_t first_eight(const void* bytes) {
+  std::uint64_t number;
+  std::memcpy(&number, bytes, sizeof number);
+  return number;
+}
+
 inline void prefetch(const void* address) {
 #if defined(__GNUC__) || defined(__clang__)
   __builtin_prefetch(address);

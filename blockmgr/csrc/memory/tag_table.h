@@ -53,9 +53,7 @@ class TagTable {
     return to >= from ? to - from : to + buckets_.size() - from;
   }
   std::uint64_t tag_of(std::int32_t entry) const {
-    std::uint64_t tag;
-    std::memcpy(&tag, tags_ + static_cast<std::size_t>(entry) * stride_, sizeof tag);
-    return tag;
+    return first_eight(tags_ + static_cast<std::size_t>(entry) * stride_);
   }
 
   const unsigned char* tags_;

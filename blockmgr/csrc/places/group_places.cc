@@ -437,6 +437,7 @@ bool GroupPlaces::evict_used_below(int partition) noexcept {
 }
 
 void GroupPlaces::prune(NodeId n) noexcept {
+  if (!num_groups_) return;
   while (n >= 0 && nodes_[n].keyed() && !nodes_.used(n) && !stays(n)) {
     const NodeId first = first_to_go(n);
     const NodeId parent = nodes_[first].parent;
@@ -614,8 +615,7 @@ std::vector<std::string> GroupPlaces::violations() const {
     return nodes_.block(n) != kNoBlock && nodes_[n].keyed() && !Pool::is_part(nodes_[n]);
   };
   const auto members = [&](const ZeroedArray<Links>& links, std::vector<bool>& found) {
-    for (int i = 0; i < pool_.num_partitions(); ++i) {
-      const NodeId sentinel = nodes_.count + i;
+    for (NodeId sentinel = num_places(); nth(sentinel) < links.size(); ++sentinel) {
       for (NodeId n = links[nth(sentinel)].next; n != sentinel; n = links[nth(n)].next) {
         if (n < 0 || n >= nodes_.count || found[nth(n)]) return false;
         found[nth(n)] = true;
@@ -634,7 +634,7 @@ std::vector<std::string> GroupPlaces::violations() const {
     return broken;
   }
   int num_found = 0;
-  for (NodeId n = 0; n < nodes_.count; ++n) {
+  for (NodeId n = 0; n < num_places(); ++n) {
     const std::string name = "node " + std::to_string(n);
     const bool is_linked = linked[nth(n)];
     expect(is_linked == static_cast<bool>(facts_[nth(n)] & kLinked),

@@ -214,10 +214,12 @@ class GroupPlaces {
   // Tokens of the prefix that ends here.
   std::int64_t length(NodeId n) const { return unit(n) * nodes_.block_size + nodes_[n].key_tokens; }
   bool is_boundary(NodeId n) const { return facts_[nth(n)] & kBoundary; }
+  // Whether prompts continue from the end of a node; with full attention alone, from that of each.
+  bool continues(NodeId n) const { return !num_groups_ || is_boundary(n); }
   // Whether shorter tails than a unit may continue this node: a guess that is never wrongly no.
   bool has_tails(NodeId n) const { return n < 0 || (facts_[nth(n)] & kHasTails); }
   // Whether prompts diverge here: each continues in a copy, so that the next one finds it, too.
-  bool is_branch(NodeId n) const { return !groups_.empty() && facts_[nth(n)] & kBranch; }
+  bool is_branch(NodeId n) const { return num_groups_ && facts_[nth(n)] & kBranch; }
   void set_branch(NodeId n) noexcept { facts_[nth(n)] |= kBranch; }
   // Whether a copy that is not applied put this state here: prompts find it afterwards.
   bool is_being_kept(NodeId part) const { return nodes_[part].skip < 0; }
@@ -242,9 +244,14 @@ class GroupPlaces {
   void clear_passed(NodeId n) noexcept;
   // Prompts continue from this boundary, or diverge there: it is more than passed.
   void note_continued(NodeId n) noexcept {
-    if (!is_boundary(n)) return;
+    if (!num_groups_ || !is_boundary(n)) return;
     clear_passed(n);
     facts_[nth(n)] |= kContinued;
+  }
+  // The end of what is retained: without a boundary there, no prompt could continue from it.
+  void keep_boundary(NodeId n) noexcept {
+    if (!continues(n)) add_boundary(n);
+    note_continued(n);
   }
   // The same, and a prompt does so now.
   void continue_from(NodeId n) noexcept;
@@ -252,11 +259,14 @@ class GroupPlaces {
   // boundary of its own: those of earlier turns are passed from now on, unless others need them.
   void pass_earlier(const NodeId* path, std::int64_t count) noexcept;
   // A boundary from which no prompt is expected to continue is passed from now on, even if prompts
-  // diverged there before.
-  void let_go(NodeId n) noexcept {
-    if (!is_boundary(n)) return;
-    facts_[nth(n)] &= static_cast<std::uint8_t>(~kDiverged);
-    pass(n);
+  // diverged there before. False: with full attention alone, levels say which blocks go first.
+  bool let_go(NodeId n) noexcept {
+    if (!num_groups_) return false;
+    if (is_boundary(n)) {
+      facts_[nth(n)] &= static_cast<std::uint8_t>(~kDiverged);
+      pass(n);
+    }
+    return true;
   }
   // Prompts diverge here: several continue.
   void note_diverged(NodeId n) noexcept;
@@ -324,6 +334,8 @@ class GroupPlaces {
   static constexpr std::uint8_t kTold = kDiverged;  // of a part: mirrors know of it
   static constexpr std::int64_t kNever = INT64_MAX / 2;
 
+  // All nodes; or none, with full attention alone.
+  NodeId num_places() const { return static_cast<NodeId>(near_.size()); }
   NodeId& stored(int g, NodeId n) const { return parts_[nth(n) * nth(num_groups_) + nth(g)]; }
   std::int64_t& near(NodeId n) const { return near_[nth(n)]; }
   bool any_keeps(std::int64_t length, std::int64_t unit) const;

@@ -90,6 +90,13 @@ void Pool::observe(int number, std::unique_ptr<Policy> policy, RetainingPolicy* 
   set_fence(open_fence_);
 }
 
+void Pool::set_groups(GroupPlaces& groups) {
+  if (!groups.num_groups()) return;
+  groups_ = &groups;
+  plain_ = false;
+  set_fence(open_fence_);
+}
+
 // Gives a block to a new node.
 inline void Pool::bind(NodeId n, BlockId b) noexcept {
   nodes_.bind(n, b);

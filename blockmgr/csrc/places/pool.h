@@ -42,13 +42,9 @@ class Pool {
        const std::vector<int>& apart = {}, int num_bare = 0);
   // Groups of layers beside full attention have blocks here as well: see there. Before anything is
   // taken.
+  void set_groups(GroupPlaces& groups);
   // nullptr: full attention alone.
   const GroupPlaces* groups() const { return groups_; }
-  void set_groups(GroupPlaces* groups) {
-    groups_ = groups;
-    plain_ &= !groups;
-    set_fence(open_fence_);
-  }
   // The node ids that such a pool needs.
   static int num_nodes(int num_blocks, int num_reserved, const std::vector<int>& apart);
   // Records needed past the last node: pending copies, unwritten nodes, fences, and an idle list

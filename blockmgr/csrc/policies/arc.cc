@@ -21,7 +21,7 @@ void ArcPolicy::forget_ghosts() noexcept {
 void ArcPolicy::cached(NodeId b) noexcept {
   const bool full = nodes_[b].key_tokens == nodes_.block_size;
   const double b1 = ghosts_.size(kB1), b2 = ghosts_.size(kB2);
-  const int ghost = full ? ghosts_.erase(GhostSet::tag(nodes_.digest(b))) : GhostSet::kNone;
+  const int ghost = full ? ghosts_.erase(first_eight(nodes_.digest(b))) : GhostSet::kNone;
   if (ghost == kB1) target_ = std::min(target_ + std::max(1.0, b2 / b1), double(capacity_));
   if (ghost == kB2) target_ = std::max(target_ - std::max(1.0, b1 / b2), 0.0);
   queues_.join(b, ghost == GhostSet::kNone ? kT1 : kT2);
@@ -41,7 +41,7 @@ void ArcPolicy::on_uncached(NodeId b, bool evicted) noexcept {
   const int queue = queues_.queue_of(b);
   queues_.leave(b);
   if (evicted && nodes_[b].key_tokens == nodes_.block_size)
-    ghosts_.push(queue == kT1 ? kB1 : kB2, GhostSet::tag(nodes_.digest(b)));
+    ghosts_.push(queue == kT1 ? kB1 : kB2, first_eight(nodes_.digest(b)));
   forget_ghosts();
 }
 

@@ -28,11 +28,6 @@ class GhostSet {
   // At most capacity tags; 0: nothing is ever remembered. Lists are numbered from 0.
   GhostSet(int num_lists, int capacity);
 
-  static Tag tag(const std::uint8_t* digest) {
-    Tag t;
-    std::memcpy(&t, digest, sizeof t);
-    return t;
-  }
   int size() const { return num_ghosts_; }
   int size(int list) const { return sizes_[static_cast<std::size_t>(list)]; }
   int capacity() const { return capacity_; }

@@ -282,7 +282,7 @@ void ReuseTracker::add_ghost(Tick t, NodeId b) noexcept {
   const std::int32_t ghost = unused_ghost_;
   Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
   unused_ghost_ = entry.next;
-  entry.key = key_of(nodes_.digest(b));
+  entry.key = first_eight(nodes_.digest(b));
   entry.name = tag_of(index_.root_name(origin_[b].root));
   entry.evicted_at = num_taken_;
   own(t, -(ghost + 1));

@@ -58,7 +58,7 @@ class ReuseTracker final : public Observer {
 
   // The ghost with this digest, or -1.
   std::int32_t find(const std::uint8_t* digest) const noexcept {
-    return table_.find(key_of(digest));
+    return table_.find(first_eight(digest));
   }
   // A sequence is about to compute this ghost's content again; larger pools have it in use instead.
   // The ghost stands nowhere from here on, and is known until the content is cached.
@@ -113,11 +113,6 @@ class ReuseTracker final : public Observer {
   static constexpr std::int32_t kHole = INT32_MIN;
   static constexpr std::int32_t kAnonymous = INT32_MIN + 1;  // evicted, and not to be found again
 
-  static std::uint64_t key_of(const std::uint8_t* digest) {
-    std::uint64_t key;
-    std::memcpy(&key, digest, sizeof key);
-    return key;
-  }
   // Of a namespace. Two with the same one only share what is forgotten.
   static std::uint32_t tag_of(std::string_view name) {
     return static_cast<std::uint32_t>(std::hash<std::string_view>{}(name));

@@ -20,7 +20,7 @@ S3FifoPolicy::S3FifoPolicy(Nodes& nodes, const PrefixIndex& index, Range range)
 void S3FifoPolicy::cached(NodeId b) noexcept {
   facts(b) = {};
   const bool full = nodes_[b].key_tokens == nodes_.block_size;
-  const bool known = full && ghosts_.erase(GhostSet::tag(nodes_.digest(b))) != GhostSet::kNone;
+  const bool known = full && ghosts_.erase(first_eight(nodes_.digest(b))) != GhostSet::kNone;
   queues_.join(b, known ? kMain : kSmall);
 }
 
@@ -41,7 +41,7 @@ void S3FifoPolicy::idle(NodeId b) noexcept {
 
 void S3FifoPolicy::on_uncached(NodeId b, bool evicted) noexcept {
   if (evicted && queues_.queue_of(b) == kSmall && nodes_[b].key_tokens == nodes_.block_size)
-    ghosts_.push(0, GhostSet::tag(nodes_.digest(b)));
+    ghosts_.push(0, first_eight(nodes_.digest(b)));
   queues_.leave(b);
 }
 

@@ -35,24 +35,12 @@ class KnownDigests final : public Digester {
   int size_;
 };
 
-Config core_config(const IdReplayConfig& config) {
-  Config core;
-  core.num_blocks = config.num_blocks;
-  core.block_size = 1;
-  core.remap = config.remap;
-  core.hit_rate_window = config.hit_rate_window;
-  core.eviction = config.eviction;
-  core.max_seqs = config.max_seqs;
-  core.row_width = config.row_width;
-  return core;
-}
-
 }  // namespace
 
 IdReplay::IdReplay(const IdTrace& trace, const std::vector<std::uint8_t>& digests,
-                   Digester& digester, const IdReplayConfig& config)
+                   Digester& digester, const Config& config)
     : trace_(trace),
-      core_(core_config(config), std::make_unique<KnownDigests>(digests, digester)),
+      core_(config, std::make_unique<KnownDigests>(digests, digester)),
       free_rows_(config.max_seqs) {
   std::int64_t most = 0;
   for (const IdRequest& request : trace.requests())

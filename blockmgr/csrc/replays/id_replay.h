@@ -32,20 +32,12 @@ struct ReplayCounts {
   std::int64_t steps = 0;
 };
 
-struct IdReplayConfig {
-  int num_blocks = 0;
-  int max_seqs = 0;
-  int row_width = 0;
-  bool remap = true;
-  int hit_rate_window = 0;
-  std::string eviction = "lru";
-};
-
 class IdReplay {
  public:
-  // digests: of all names, each so long; outlives the replay, as the trace does.
+  // digests: of all names, each so long; outlives the replay, as the trace does. config: of a core
+  // with blocks of one token.
   IdReplay(const IdTrace& trace, const std::vector<std::uint8_t>& digests, Digester& digester,
-           const IdReplayConfig& config);
+           const Config& config);
 
   // Goes on by so many requests of the trace, or to its end. Whether that is reached.
   bool run(std::int64_t num_requests);

@@ -44,14 +44,16 @@ bool Admitting::has_nodes(const Demand& demand, int partition) const {
 void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t slots,
                        const Applicant& applicant) const {
   const std::int64_t most = num_cached(plan.found);
+  // Whole blocks of full attention alone take no more than fresh ones would for all tokens: they
+  // are waited for, even if the slots asked for take fewer.
+  const bool waits_for_whole = !has_groups();
   std::optional<AdmissionPlan> waits;
   bool any_due = false;
   const auto try_one = [&](const Found& candidate) {
     plan.found = candidate;
     if (fits(plan, slots, applicant)) return true;
-    const bool is_most =
-        !has_groups() || !waits || num_cached(candidate) >= num_cached(waits->found);
-    if (!plan.never && is_most) waits = plan;
+    const bool is_most = !waits || num_cached(candidate) >= num_cached(waits->found);
+    if (!plan.never && (waits_for_whole || is_most)) waits = plan;
     return false;
   };
   const auto fits_somehow = [&](Found candidate) {
@@ -67,12 +69,10 @@ void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t
   use<Finding>().cut(whole, num_whole, applicant.root);
   if (plan.found.partial >= 0 && fits_somehow(plan.found)) return;
   if (fits_somehow(whole)) return;
-  // Whole blocks of full attention alone take no more than fresh ones would for all tokens: they
-  // are waited for, even if the slots asked for take fewer.
   Found nothing;
   nothing.node = applicant.root;
   nothing.num_loaded = applicant.num_loaded;
-  if (has_groups() && num_whole && fits_somehow(nothing)) return;
+  if (!waits_for_whole && num_whole && fits_somehow(nothing)) return;
   if (!any_due) throw StaleMatch(start_of(applicant.due_cached), start_of(most));
   if (waits) plan = *waits;
 }

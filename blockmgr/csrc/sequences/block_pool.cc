@@ -369,7 +369,9 @@ std::int32_t BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
   if (announce) announce(number(chosen));
   if (in_place) return number(chosen);
   const NodeId fresh = pool_.take_next(partition, chosen, std::max(nodes_[shared].parent, kNoNode));
-  return nodes_.name(move_to_fresh(shared, fresh, 0, num_tokens).node);
+  copy_to_fresh(shared, fresh, 0, num_tokens);
+  drop_reference(shared);
+  return nodes_.name(fresh);
 }
 
 void BlockPool::check_evict(std::int64_t count, std::string_view name) const {

@@ -186,8 +186,7 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* next) n
       node = nodes()[b].keyed() ? b : cached;
       continue;
     }
-    if (config().min_partial_tokens && !has_groups())
-      use<GroupEnds>().supersede_tails(key, config().block_size);
+    if (config().min_partial_tokens) use<GroupEnds>().supersede_tails(key, config().block_size);
     rows().make_findable(b, key, digest, t, i);
     if (has_groups()) [[unlikely]] {
       groups()->place(b, i);

@@ -5,28 +5,6 @@
 
 namespace blockmgr {
 
-namespace {
-
-// Counts those of a batch that write into one block. Most batches have none, and nothing is made
-// for them.
-class Sharers {
- public:
-  Sharers(Tally& counts, std::int64_t most) : counts_(counts), most_(most) {}
-  // Counts one more sharer of this block; whether all that share it have been counted now.
-  bool is_last(NodeId b, std::uint32_t num_sharers) {
-    if (!begun_) counts_.begin(most_);
-    begun_ = true;
-    return counts_.add(b) == num_sharers;
-  }
-
- private:
-  Tally& counts_;
-  std::int64_t most_;
-  bool begun_ = false;
-};
-
-}  // namespace
-
 // Before decode copies this block: all of its tokens count as computed afterwards, so that the copy
 // has to bring them.
 void Decoding::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
@@ -76,7 +54,13 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
   std::int64_t* const needed = plan.needed_by.data();
   std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
   plan.promotions.clear();
-  Sharers sharers(plan.sharers, count);
+  // Counts one more that writes into a shared block: whether all its sharers have been counted now.
+  // Most batches have none, and nothing is made for them.
+  bool has_sharers = false;
+  const auto is_last = [&](NodeId b, std::uint32_t num_sharers) {
+    if (!std::exchange(has_sharers, true)) plan.sharers.begin(count);
+    return plan.sharers.add(b) == num_sharers;
+  };
   plan.rewritten.clear();
   if (!config().remap) plan.rewritten.reserve(nth(count));
   const BlockSize size = block_size();
@@ -98,16 +82,16 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
       const NodeId b = rows().table(s)[logical];
       const Node& record = nodes()[b];
       const std::uint32_t refs = nodes().uses(b).ref_count;
-      takes = record.keyed() || (refs > 1 && !sharers.is_last(b, refs));
+      takes = record.keyed() || (refs > 1 && !is_last(b, refs));
       if (takes) refuse_uncopied(s, logical);
-      if (takes && has_groups()) [[unlikely]]
-        plan_moved_parts(s, logical, plan);
+      if (takes) plan_moved_parts(s, logical, plan);
       if (!takes && record.parent >= 0) plan.rewritten.push_back(b);
     } else if (logical >= rows().longest(s.partition)) {
       use<Needs>().throw_never_fits(s.num_tokens + 1, 0, s.partition);
     }
     needed[s.partition] += takes;
   }
+  plan.drops_first = false;
   if (has_groups()) [[unlikely]]
     plan_parts(handles, count, plan);
   const auto check = [&] {
@@ -145,9 +129,7 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
   rows().refuse_open_ticket("decode");
   DecodePlan& plan = plan_;
   plan_decode(handles, count, plan);
-  const bool grouped = has_groups();
-  const bool drops_first = drops_before_taking();
-  if (drops_first) [[unlikely]] {
+  if (plan.drops_first) [[unlikely]] {
     // Before the commits. The loop below repeats it, which costs other decodes no branch.
     for (std::int64_t i = 0; i < count; ++i) note_decoded(rows().at(handles[i]));
     commit_decoded(handles, count, plan.promotions);
@@ -173,8 +155,7 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
       rows().set_entry(rows().row_of(s), logical,
                        pool().take(s.partition, rows().before(s, logical)));
       ++s.num_blocks;
-      if (grouped) [[unlikely]]
-        use<GroupTables>().take_parts(s, s.num_tokens, s.num_tokens + 1);
+      use<GroupTables>().take_parts(s, s.num_tokens, s.num_tokens + 1);
     }
     nodes().tokens(t[logical])[offset] = tokens[i];
     slots[i] = nodes().name(t[logical]) * size + offset;
@@ -182,11 +163,11 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
     rows().show_length(s);
     if (offset + 1 == size) rows().computing.insert(static_cast<std::uint32_t>(rows().row_of(s)));
   }
-  if (grouped) [[unlikely]] {
+  if (has_groups()) [[unlikely]] {
     // Before the commits, which may take cached blocks into use.
     if (use<Slices>().has_other_slots()) [[unlikely]]
       take_slices(handles, count, slots);
-    if (!drops_first) commit_decoded(handles, count, plan.promotions);
+    if (!plan.drops_first) commit_decoded(handles, count, plan.promotions);
     return keep_decoded(handles, count);
   }
   use<Committing>().promote_all(plan.promotions);
@@ -208,14 +189,14 @@ void Decoding::plan_moved_parts(const Sequence& s, std::int64_t logical, DecodeP
 void Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan& plan) {
   use<Keeping>().reserve_keeps(count);
   plan.promotions.dropped.clear();
-  const bool drops_first = drops_before_taking();
+  plan.drops_first = open_steps().empty();
   std::int64_t committed = 0;
   std::int64_t num_early = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().at(handles[i]);
     use<GroupTables>().refuse_loading(s, "decode");
     std::int64_t parts = use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
-    if (drops_first) {
+    if (plan.drops_first) {
       parts -= use<GroupTables>().num_dropped(s, plan.promotions.dropped, num_early);
       committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
     }
@@ -223,7 +204,7 @@ void Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan&
   }
   if (num_early && config().remap) [[unlikely]]
     plan_equal_units(handles, count, plan);
-  if (drops_first) plan.promotions.count_taken(use<GroupTables>().blocks_of_units(committed));
+  if (plan.drops_first) plan.promotions.count_taken(use<GroupTables>().blocks_of_units(committed));
 }
 
 // Parts that one of the batch gives back right after it has made them findable are not counted on:

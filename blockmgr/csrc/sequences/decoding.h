@@ -32,9 +32,6 @@ class Decoding
   void plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan);
   void note_decoded(Sequence& s) noexcept;
   std::int64_t& home_needs(DecodePlan& plan, const Sequence& s) const;
-  // Whether decode gives back what windows have passed before it takes blocks. What steps in flight
-  // may read is not there to be taken, so it is given back at the end.
-  bool drops_before_taking() const { return has_groups() && open_steps().empty(); }
   [[gnu::noinline]] void plan_moved_parts(const Sequence& s, std::int64_t logical,
                                           DecodePlan& plan) const;
   [[gnu::noinline]] void take_slices(const Handle* handles, std::int64_t count,

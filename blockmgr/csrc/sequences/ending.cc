@@ -7,8 +7,7 @@ namespace blockmgr {
 
 // Tail first: a prefix is only useful from its start, so its end should be evicted before it.
 void Ending::release_blocks(Sequence& s, std::int64_t keep) noexcept {
-  if (has_groups()) [[unlikely]]
-    use<GroupTables>().drop_parts(s, keep);
+  use<GroupTables>().drop_parts(s, keep);
   release_nodes(s, keep);
 }
 

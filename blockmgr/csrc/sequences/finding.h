@@ -1,4 +1,4 @@
-// What of a prompt is cached, or will be soon.
+// Finds how much of a prompt is cached, or will be soon.
 #pragma once
 
 #include <algorithm>

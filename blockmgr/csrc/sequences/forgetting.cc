@@ -36,7 +36,7 @@ std::int64_t Forgetting::reset_prefix_cache(bool reset_hit_rate) {
         n = parent;
       }
     // With groups, a node may go with what continued it: what it continued is left then.
-  } while (has_groups() && index().num_keyed() && index().num_keyed() < left);
+  } while (index().num_keyed() && index().num_keyed() < left);
   for (int i = 0; i < pool().num_partitions(); ++i)
     if (ReuseTracker* past = pool().past(i)) past->forget_ghosts();
   rows().counters.forgotten_blocks += count;
@@ -90,7 +90,7 @@ std::int64_t Forgetting::forget_chain(NodeId b, std::vector<bool>* gone) noexcep
     if (gone) (*gone)[nth(node)] = true;
   });
   const int count = before - index().num_keyed();
-  if (has_groups() && start >= 0) groups()->prune(start);
+  groups()->prune(start);
   return count;
 }
 

@@ -36,8 +36,11 @@ void Forking::check_fork(const Sequence& parent, std::int64_t count) const {
   check_at_least("n", count, 1);
   if (nth(count) > rows().unused_rows.size())
     throw OutOfSequences(count, static_cast<std::int64_t>(rows().unused_rows.size()));
-  if (has_groups()) [[unlikely]]
-    check_states(parent, count);
+  if (!has_groups()) [[likely]]
+    return;
+  use<GroupTables>().refuse_moved(parent, "fork");
+  rows().check_available(count * use<GroupTables>().blocks_to_fork(parent),
+                         pool().home(parent.partition));
 }
 
 // To the blocks that have tokens.
@@ -181,13 +184,6 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
     rows().note_computing(s);
     use<GroupTables>().show_groups(s, 0);
   }
-}
-
-// Whether so many more sequences can have the parent's states.
-void Forking::check_states(const Sequence& parent, std::int64_t count) const {
-  use<GroupTables>().refuse_moved(parent, "fork");
-  rows().check_available(count * use<GroupTables>().blocks_to_fork(parent),
-                         pool().home(parent.partition));
 }
 
 void Forking::fork_groups(const Sequence& parent, const Sequence& child) noexcept {

@@ -27,7 +27,6 @@ class Forking : public Part<Forking, Slices, GroupTables, GroupEnds, Ending, Ses
 
  private:
   void limit_blocks(Sequence& s) const;
-  [[gnu::noinline]] void check_states(const Sequence& parent, std::int64_t count) const;
   void share_parts(const Sequence& model, const NodeId* table, const GroupRow& from,
                    GroupRow& to) noexcept;
 };

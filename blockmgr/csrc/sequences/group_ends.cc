@@ -233,6 +233,7 @@ bool GroupEnds::stands_for_end(NodeId child, std::int64_t unit, int rest) noexce
 }
 
 void GroupEnds::supersede_tails(const Key& key, int num_tokens) noexcept {
+  if (has_groups()) return;
   NodeId child = index().first_child(key.parent);
   for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
     const Node& record = nodes()[child];
@@ -264,11 +265,8 @@ bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit, int rest) c
   const NodeId b = rows().table(s)[unit];
   const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
   if (is_covered(key, unit, rest) || !use<Keeping>().may_give(b)) return kNoNode;
-  if (!has_groups()) [[likely]] {
-    supersede_tails(key, rest);
-  } else if (!may_give_parts(s, unit, rest)) {
-    return kNoNode;
-  }
+  if (!may_give_parts(s, unit, rest)) return kNoNode;
+  supersede_tails(key, rest);
   if (!goes_on) pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
   const NodeId tail = goes_on ? use<Keeping>().copy_end_block(s, unit, rest) : b;
   pool().promote_tail(tail, {key.parent, key.extras, nodes().tokens(tail)}, rest);
@@ -322,7 +320,7 @@ void GroupEnds::drop_unseen_tails(NodeId parent) noexcept {
 
 // Caches the end of a sequence before it goes: the tokens of a unit that is not full. The node of
 // its end, where its states can be kept; kNoNode: none.
-inline NodeId GroupEnds::keep_end(Sequence& s) noexcept {
+NodeId GroupEnds::keep_end(Sequence& s) noexcept {
   const int least = config().min_partial_tokens;
   if (!(least || num_states()) || !digester() || s.outdated || !s.num_computed) return kNoNode;
   std::int64_t end = s.num_computed;
@@ -390,11 +388,10 @@ void GroupEnds::keep_path(const Sequence& s) noexcept {
 }
 
 // The sequence still has its blocks. resumes: it continues from its end when there is room.
-void GroupEnds::leave_end(Sequence& s, bool resumes) noexcept {
+void GroupEnds::leave_groups(Sequence& s, bool resumes) noexcept {
   if (!config().remap) use<Keeping>().cancel_keeps(s);
   const std::int64_t tails = rows().counters.cached_tails;
   const NodeId end = keep_end(s);
-  if (!has_groups()) return;
   if (end >= 0) keep_states_at(s, end, resumes);
   leave_path(s, rows().counters.cached_tails != tails);
 }
@@ -431,15 +428,8 @@ void GroupEnds::keep_boundary(const Sequence& s, std::int64_t end) noexcept {
     if (stops[GroupRow::kDiverges] != end) stops[GroupRow::kRetained] = end;
   } else if (end % config().block_size == 0 && units && units <= s.num_chained) {
     const NodeId node = use<GroupTables>().path_node(s, units - 1);
-    if (serves(s, units - 1, node)) keep_boundary(node);
+    if (serves(s, units - 1, node)) groups()->keep_boundary(node);
   }
-}
-
-// It serves all groups.
-void GroupEnds::keep_boundary(NodeId node) noexcept {
-  if (!has_groups()) return;
-  if (!groups()->is_boundary(node)) groups()->add_boundary(node);
-  groups()->note_continued(node);
 }
 
 }  // namespace blockmgr

@@ -20,7 +20,6 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   // evicted for it, and it goes first. Whether a prompt can continue there from now on.
   bool cache_state(Handle handle);
   void keep_boundary(const Sequence& s, std::int64_t end) noexcept;
-  void keep_boundary(NodeId node) noexcept;
   [[gnu::noinline]] void choose_stops(Sequence& s, std::int64_t num_shared) noexcept;
   void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
   void keep_state(Sequence& s) noexcept;
@@ -29,12 +28,16 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   [[gnu::cold]] void settle_load(Sequence& s) noexcept;
   void keep_path(const Sequence& s) noexcept;
   // Before a sequence gives its blocks back: its end becomes findable. resumes: it is preempted.
-  void leave(Sequence& s, bool resumes) noexcept {
-    const bool may_keep = has_groups() || config().min_partial_tokens;
-    if (may_keep && s.state == Sequence::kRunning) leave_end(s, resumes);
+  [[gnu::always_inline]] void leave(Sequence& s, bool resumes) noexcept {
+    if (s.state != Sequence::kRunning) return;
+    if (has_groups()) [[unlikely]] {
+      leave_groups(s, resumes);
+    } else if (config().min_partial_tokens) {
+      keep_end(s);
+    }
   }
   // With full attention alone: drops the tails that are a mere beginning of what is about to be
-  // cached beside them.
+  // cached beside them. With groups these may be boundaries, and keep what their queries read.
   void supersede_tails(const Key& key, int num_tokens) noexcept;
 
  private:
@@ -58,8 +61,8 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept;
   Seen seen_children(NodeId parent) const;
   void drop_tail(NodeId tail) noexcept;
-  [[gnu::noinline]] void leave_end(Sequence& s, bool resumes) noexcept;
-  NodeId keep_end(Sequence& s) noexcept;
+  [[gnu::noinline]] void leave_groups(Sequence& s, bool resumes) noexcept;
+  [[gnu::noinline]] NodeId keep_end(Sequence& s) noexcept;
   [[gnu::noinline]] void keep_states_at(Sequence& s, NodeId node, bool resumes) noexcept;
   [[gnu::noinline]] void leave_path(Sequence& s, bool left_tail) noexcept;
   void end_path(const Sequence& s, NodeId end, bool resumes) noexcept;

@@ -83,16 +83,17 @@ void GroupTables::throw_loading(const Sequence& s, const char* call) const {
 void GroupTables::drop_windows(Sequence& s) noexcept {
   const std::int64_t from = std::max<std::int64_t>(0, rows().settled(s) - config().max_rollback);
   GroupRow& row = rows().group_row(s);
-  for (const int g : attention()) {
+  for (const int g : growing()) {
     std::int32_t& first = row.first[nth(g)];
     const Group& group = groups()->group(g);
     if (first * std::int64_t{config().block_size} + group.end > group.first_read(from)) continue;
+    // Nothing while it is computed again.
+    if (group.is_replayed() && rows().begins(s) < row.hit) continue;
     const auto until = static_cast<std::int32_t>(groups()->first_unit(g, from));
-    drop_part_run(s, g, first, std::min(until, s.num_blocks));
+    const std::int32_t end = std::min(until, s.num_blocks);
+    group.is_replayed() ? drop_own(s, g, first, end) : drop_part_run(s, g, first, end);
     first = until;
   }
-  if (!replayed().empty()) [[unlikely]]
-    drop_own_windows(s, from);
 }
 
 // Whether a commit of what is computed tells where the states stand.
@@ -137,27 +138,22 @@ std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& pa
 }
 
 // Parts for more slots of its table, whose nodes beyond those it had are new.
-void GroupTables::take_parts(Sequence& s, std::int64_t had_slots, std::int64_t slots) noexcept {
+void GroupTables::take_more_parts(Sequence& s, std::int64_t had_slots,
+                                  std::int64_t slots) noexcept {
   const NodeId* t = rows().table(s);
-  const std::int64_t size = config().block_size;
-  const std::int64_t had = block_size().whole(had_slots);
-  const std::int64_t whole = block_size().whole(slots);
-  const std::int64_t had_rest = had_slots - had * size;
-  const std::int64_t rest = slots - whole * size;
-  const std::int64_t known = had + (had_rest > 0);
+  const std::int64_t known = rows().blocks_for(had_slots);
   groups()->clear_parts(t + known, s.num_blocks - known);
   s.missing_slots =
       static_cast<std::int32_t>(rows().token_room(s) - use<Slices>().usable_slots(slots));
   for (const int g : attention()) {
-    const std::int64_t from = had + (had_rest > groups()->group(g).begin);
+    const std::int64_t from = use<Slices>().units_of(g, had_slots);
     const bool continues = from > rows().group_row(s).first[nth(g)];
     const NodeId before = continues ? groups()->part(g, t[from - 1]) : kNoNode;
-    take_part_run(s, g, from, whole + (rest > groups()->group(g).begin), before);
+    take_part_run(s, g, from, use<Slices>().units_of(g, slots), before);
   }
   for (const int g : replayed())
-    take_own(s, g, had + (had_rest > groups()->group(g).begin),
-             whole + (rest > groups()->group(g).begin));
-  show_groups(s, had);
+    take_own(s, g, use<Slices>().units_of(g, had_slots), use<Slices>().units_of(g, slots));
+  show_groups(s, block_size().whole(had_slots));
 }
 
 // Of so many leading tokens of a node, those in its block of a group.
@@ -225,24 +221,22 @@ void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
 }
 
 // All parts of blocks [from, num_blocks), the last first.
-void GroupTables::drop_parts(Sequence& s, std::int64_t from) noexcept {
+void GroupTables::drop_all_parts(Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = rows().table(s);
-  for (const int g : attention()) {
+  for (const int g : growing()) {
     std::int32_t& first = rows().group_row(s).first[nth(g)];
-    const Slices::Shown shown = use<Slices>().shown_group_at(g, rows().row_of(s));
     const std::int64_t least = std::max<std::int64_t>(from, first);
-    for (std::int64_t unit = use<Slices>().units_of(g, rows().num_slots(s)); unit-- > least;) {
+    std::int64_t unit = use<Slices>().units_of(g, rows().num_slots(s));
+    first = static_cast<std::int32_t>(std::min<std::int64_t>(first, from));
+    if (groups()->group(g).is_replayed()) {
+      drop_own(s, g, least, unit);
+      continue;
+    }
+    const Slices::Shown shown = use<Slices>().shown_group_at(g, rows().row_of(s));
+    while (unit-- > least) {
       drop_part_here(g, t[unit]);
       shown[unit] = 0;
     }
-    first = static_cast<std::int32_t>(std::min<std::int64_t>(first, from));
-  }
-  for (const int g : replayed()) {
-    const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
-    const auto least = static_cast<std::int32_t>(from);
-    std::int32_t& first = rows().group_row(s).first[nth(g)];
-    drop_own(s, g, std::max(first, least), until);
-    first = std::min(first, least);
   }
 }
 
@@ -380,18 +374,6 @@ void GroupTables::drop_own(const Sequence& s, int g, std::int64_t from, std::int
     rows().drop_reference(own);
     own = kNoNode;
     shown[unit] = 0;
-  }
-}
-
-// What no query from this one on reads; nothing while it is computed again.
-void GroupTables::drop_own_windows(const Sequence& s, std::int64_t from) noexcept {
-  if (rows().begins(s) < rows().group_row(s).hit) return;
-  for (const int g : replayed()) {
-    std::int32_t& first = rows().group_row(s).first[nth(g)];
-    const auto until = static_cast<std::int32_t>(groups()->first_unit(g, from));
-    if (first >= until) continue;
-    drop_own(s, g, first, std::min(until, s.num_blocks));
-    first = until;
   }
 }
 

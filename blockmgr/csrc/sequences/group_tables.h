@@ -9,20 +9,17 @@ namespace blockmgr {
 
 class GroupTables : public Part<GroupTables, Slices> {
  public:
-  GroupTables() {
-    if (has_groups()) parts_room_.resize(nth(config().row_width));
-    if (!config().remap) path_room_.resize(parts_room_.size());
-  }
+  GroupTables()
+      : parts_room_(growing().empty() ? 0 : nth(config().row_width)),
+        path_room_(config().remap ? 0 : nth(config().row_width)) {}
 
-  std::size_t memory() const {
-    return (parts_room_.capacity() + path_room_.capacity()) * sizeof(NodeId);
-  }
+  std::size_t memory() const { return parts_room_.bytes() + path_room_.bytes(); }
   // The cached node of a committed unit: the one in the table, or its twin.
   NodeId path_node(const Sequence& s, std::int64_t unit) const {
     if (config().remap) return rows().table(s)[unit];
     return rows().chain_node(s, unit + 1);
   }
-  // Those of units [from, to), in memory that later calls for the same units use again.
+  // The cached nodes of units [from, to), in memory that later calls for these units use again.
   const NodeId* path(const Sequence& s, std::int64_t from, std::int64_t to) noexcept {
     if (config().remap) return rows().table(s) + from;
     return path_of_twins(s, from, to);
@@ -74,12 +71,18 @@ class GroupTables : public Part<GroupTables, Slices> {
                     "a forward may have moved its state or ring since the last commit; commit "
                     "where it stopped first");
   }
-  [[gnu::noinline]] void take_parts(Sequence& s, std::int64_t had_slots,
-                                    std::int64_t slots) noexcept;
+  // After a sequence was given nodes for more slots: its parts of these.
+  void take_parts(Sequence& s, std::int64_t had_slots, std::int64_t slots) noexcept {
+    if (has_groups() && slots > had_slots) [[unlikely]]
+      take_more_parts(s, had_slots, slots);
+  }
   void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
                           std::int32_t num_tokens) noexcept;
-  void drop_parts(Sequence& s, std::int64_t from) noexcept;
-  // Of states and of rings; and it replays nothing any more.
+  void drop_parts(Sequence& s, std::int64_t from) noexcept {
+    if (!growing().empty()) [[unlikely]]
+      drop_all_parts(s, from);
+  }
+  // Drops the states and rings of a sequence, which replays nothing any more.
   void drop_states(Sequence& s) noexcept;
   template <class Visit>
   void each_single(Visit visit) const {
@@ -125,6 +128,9 @@ class GroupTables : public Part<GroupTables, Slices> {
                            std::int64_t& num_early) const;
 
  private:
+  [[gnu::noinline]] void take_more_parts(Sequence& s, std::int64_t had_slots,
+                                         std::int64_t slots) noexcept;
+  [[gnu::noinline]] void drop_all_parts(Sequence& s, std::int64_t from) noexcept;
   [[noreturn, gnu::cold]] void throw_loading(const Sequence& s, const char* call) const;
   [[gnu::noinline]] std::int64_t count_to_grow(const Sequence& s, std::int64_t slots,
                                                std::int64_t moved) const;
@@ -133,14 +139,14 @@ class GroupTables : public Part<GroupTables, Slices> {
   const NodeId* path_of_twins(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
   void drop_part_here(int g, NodeId node) noexcept;
   void drop_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
-  void drop_own_windows(const Sequence& s, std::int64_t from) noexcept;
   void drop_part(int g, NodeId node) noexcept;
   void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   bool tells_state(const Sequence& s) const;
   NodeId* others_of(const Sequence& s, int g) const;
 
-  std::vector<NodeId> parts_room_;  // by unit
-  std::vector<NodeId> path_room_;   // likewise
+  // By unit, and kept so that calls do not allocate: parts just taken, and a path.
+  ZeroedArray<NodeId> parts_room_;
+  ZeroedArray<NodeId> path_room_;
 };
 
 }  // namespace blockmgr

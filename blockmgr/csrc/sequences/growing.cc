@@ -37,16 +37,14 @@ void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_v
   const std::int64_t known = std::min<std::int64_t>(s.num_tokens - start, config().block_size);
   const std::int64_t valid = std::max<std::int64_t>(num_valid - start, 0);
   const NodeId fresh = pool().take(s.partition, rows().before(s, logical));
-  // With its last reference its key may pass to a twin, and its parts with it.
-  if (has_groups()) ++nodes().uses(shared).ref_count;
-  const Store::Writable own = rows().move_to_fresh(shared, fresh, known, valid);
-  rows().set_entry(rows().row_of(s), logical, own.node);
-  if (has_groups()) [[unlikely]] {
+  const std::int32_t num_copied = rows().copy_to_fresh(shared, fresh, known, valid);
+  rows().set_entry(rows().row_of(s), logical, fresh);
+  if (has_groups()) [[unlikely]]
     use<GroupTables>().make_parts_private(s, logical, shared, static_cast<std::int32_t>(valid));
-    rows().drop_reference(shared);
-  }
+  // Only now: with its last reference its key may pass to a twin, and its parts with it.
+  rows().drop_reference(shared);
   // Tokens that the copy cannot bring have to be computed again.
-  rows().limit_computed(s, start + own.num_copied);
+  rows().limit_computed(s, start + num_copied);
 }
 
 // What it takes to have this many slots, and to write up to num_tokens: with more than the present
@@ -98,8 +96,7 @@ void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_v
       }
     }
   }
-  if (has_groups() && slots > had_slots) [[unlikely]]
-    use<GroupTables>().take_parts(s, had_slots, slots);
+  use<GroupTables>().take_parts(s, had_slots, slots);
 }
 
 void Growing::extend(Sequence& s, std::int64_t slots) noexcept {

@@ -13,8 +13,8 @@ class Launching : public Part<Launching> {
 
   // What is findable now, in all groups. The caller holds the monitor.
   EventColumns residents() const;
-  // Steps may move states, see GroupRow.
-  // Those that fill blocks with zeros come last.
+  // Takes the copies of a step, those that fill blocks with zeros last. The step may move states,
+  // see GroupRow.
   std::int64_t take_copies(std::vector<BlockCopy>& copies);
   void copies_applied(std::int64_t ticket);
   void copies_aborted(std::int64_t ticket);

@@ -9,12 +9,6 @@ namespace {
 constexpr std::int32_t kForeign = -1;
 constexpr int kPartOfDigest = 8;
 
-std::uint64_t read_part(const std::uint8_t* bytes) {
-  std::uint64_t part;
-  std::memcpy(&part, bytes, sizeof part);
-  return part;
-}
-
 }  // namespace
 
 void Naming::check_names(const BlockNames& names, const char* call) const {
@@ -66,10 +60,10 @@ std::vector<NodeId> Naming::find_named(const BlockNames& names, Depths& depths) 
     // The index knows the beginnings of digests alone.
     std::unordered_map<std::uint64_t, std::int64_t> wanted;
     for (std::int64_t i = 0; i < names.count; ++i)
-      wanted.emplace(read_part(names.bytes + i * kPartOfDigest), i);
+      wanted.emplace(first_eight(names.bytes + i * kPartOfDigest), i);
     const int from = nodes().digest_size - kPartOfDigest;
     index().buckets().each([&](NodeId b) {
-      const auto name = wanted.find(read_part(nodes().digest(b) + from));
+      const auto name = wanted.find(first_eight(nodes().digest(b) + from));
       if (name != wanted.end() && depth_of(b, root, depths) != kForeign)
         found[nth(name->second)] = b;
     });
@@ -112,7 +106,7 @@ std::int64_t Naming::retain_named(const BlockNames& names, int level, double ttl
   if (served) {
     for (std::int64_t up = depths[deepest] - served; up > 0; --up)
       deepest = nodes()[deepest].parent;
-    use<GroupEnds>().keep_boundary(deepest);
+    groups()->keep_boundary(deepest);
   }
   return count;
 }
@@ -149,7 +143,7 @@ Naming::NamedPin Naming::pin_named(const BlockNames& names, std::int64_t most,
     pin.id = id;
     if (announce) announce(pin);
   });
-  use<GroupEnds>().keep_boundary(pin.tail);
+  groups()->keep_boundary(pin.tail);
   return pin;
 }
 

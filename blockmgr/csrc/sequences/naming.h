@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "sequences/finding.h"
-#include "sequences/group_ends.h"
 #include "sequences/sessions.h"
 
 namespace blockmgr {
@@ -23,7 +22,7 @@ struct BlockNames {
   std::string_view name;  // the namespace
 };
 
-class Naming : public Part<Naming, Finding, GroupEnds, Sessions> {
+class Naming : public Part<Naming, Finding, Sessions> {
  public:
   struct NamedPin {
     std::int64_t id = 0;

@@ -14,8 +14,8 @@ class Needs : public Part<Needs, Slices, GroupTables> {
  public:
   Needs() { measure(); }
 
-  // What admit, a look-up or append would refuse for the number of tokens alone, to be asked before
-  // they are read. They need to be asked of numbers above fits_anyway() only.
+  // Refuse what admit, a look-up or append would refuse for the number of tokens alone, before the
+  // tokens are read. Only numbers above fits_anyway() have to be checked.
   bool can_fit(std::int64_t num_tokens, const Prompt& prompt) const;
   void check_admission(std::int64_t num_tokens, const Prompt& prompt) const;
   void check_lookup(std::int64_t num_tokens, std::string_view name) const;
@@ -101,11 +101,9 @@ inline Demand Needs::demand(const Found& found, std::int64_t slots) const {
 inline bool Needs::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                               std::int64_t watermark) const {
   std::int64_t blocks = rows().blocks_for(std::max(num_tokens, slots));
-  if (blocks > config().row_width) return true;
-  if (has_groups()) [[unlikely]] {
-    if (blocks > rows().longest(partition)) return true;
+  if (blocks > rows().longest(partition)) return true;
+  if (has_groups()) [[unlikely]]
     blocks = later_blocks(num_tokens, slots ? slots : num_tokens);
-  }
   return blocks > rows().home_of(partition).capacity - watermark;
 }
 

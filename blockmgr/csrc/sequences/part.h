@@ -52,17 +52,17 @@ class Part {
   const Digester* digester() const { return rows().digester_.get(); }
   // Further groups of layers. There may be none: then loops over them run zero times.
   GroupPlaces* groups() const { return rows().groups_.get(); }
-  // For what full attention alone does otherwise, and where a call costs so little that even empty
-  // loops would show.
+  // Asked where full attention alone does something else, and where a call takes so few
+  // instructions that even empty loops would show.
   bool has_groups() const { return rows().has_groups(); }
-  // Those of attention, and those of states, which each sequence has.
+  // Groups of attention, and groups of states, of which each sequence has one.
   const std::vector<int>& attention() const { return rows().attention; }
   const std::vector<int>& recurrent() const { return rows().recurrent; }
   int num_states() const { return static_cast<int>(recurrent().size()); }
   const std::vector<int>& rings() const { return rows().rings; }
   // Windows that prompts do not find, whose blocks belong to one sequence each.
   const std::vector<int>& replayed() const { return rows().replayed; }
-  // All whose tables grow with the slots.
+  // Groups whose tables grow with the slots.
   const std::vector<int>& growing() const { return rows().growing; }
   // Slots of a sequence in each group of states beside the one that its state is in.
   int extra_blocks() const {
@@ -86,7 +86,7 @@ class Part {
   std::int64_t start_of(std::int64_t hit) const {
     return replayed().empty() ? hit : groups()->start_of(hit);
   }
-  // What a caller says of num_cached, as the hits that it means.
+  // The limits that a caller sets for num_cached, as hits, which include what is computed again.
   std::int64_t most_hit(const Prompt& prompt) const {
     if (replayed().empty()) [[likely]]
       return prompt.most_cached;

@@ -16,7 +16,8 @@ struct Remaps {
   std::int64_t version;  // of the log
 };
 
-// What of a prompt is cached. The lists lie in memory of the manager's, until the next look-up.
+// The part of a prompt that is cached. The lists lie in memory of the manager's, until the next
+// look-up.
 struct Found {
   const NodeId* full = nullptr;  // leading blocks found, and those behind them up to num_lead
   std::int64_t num_full = 0;
@@ -58,7 +59,7 @@ struct AdmissionPlan {
   std::int64_t num_shared = 0;  // leading tokens that full attention has
 };
 
-// What a look-up has seen beside the most that every group serves.
+// How far a look-up got, beside the most that every group serves.
 struct Reach {
   std::int64_t num_whole = 0;   // leading blocks that every group serves as a whole
   std::int64_t num_lead = 0;    // leading blocks that full attention has
@@ -125,6 +126,9 @@ struct DecodePlan {
   std::vector<NodeId> rewritten;        // written in place, and twins until then
   Tally sharers;                        // of the batch that write into a shared block
   PromotionPlan promotions;             // of what the forward before has computed
+  // Whether decode gives back what windows have passed before it takes blocks. What steps in flight
+  // may read is not there to be taken, so it is given back at the end.
+  bool drops_first = false;
 };
 
 }  // namespace blockmgr

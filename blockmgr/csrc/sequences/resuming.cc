@@ -239,11 +239,8 @@ Resuming::Bill Resuming::plan_all(std::vector<Member>& members, Reuse reuse) {
 std::vector<std::int64_t> Resuming::held_back(std::vector<Member>& members) {
   std::vector<std::int64_t> held(nth(pool().num_partitions()));
   if (!config().watermark_blocks) return held;
-  const std::vector<Found> kept = [&] {
-    std::vector<Found> most;
-    for (const Member& m : members) most.push_back(m.most);
-    return most;
-  }();
+  std::vector<Found> kept;
+  for (const Member& m : members) kept.push_back(m.most);
   std::vector<std::int64_t> most = plan_all(members, Reuse::kNothing).held;
   for (std::size_t i = 0; i < members.size(); ++i) members[i].most = kept[i];
   for (const Member& m : members) {

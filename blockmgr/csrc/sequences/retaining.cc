@@ -51,7 +51,7 @@ std::int64_t Retaining::retain_prefix(const Prompt& prompt, int level, double tt
   if (announce) announce(found.num_full);
   for (std::int64_t i = found.num_full; i-- > 0;)
     policy.retain(found.full[i], level, policy.now() + ttl);
-  if (level > kNormal && found.num_full) use<GroupEnds>().keep_boundary(found.node);
+  if (level > kNormal && found.num_full) groups()->keep_boundary(found.node);
   return found.num_full;
 }
 
@@ -61,19 +61,11 @@ std::int64_t Retaining::pin(const Prompt& prompt, const Announce& announce) {
   const Found found = find_cached(prompt);
   const NodeId tail = found.num_full ? found.node : kNoNode;
   const std::int64_t pin = rows().pin_chain(policy, tail, found.num_full, announce);
-  if (tail >= 0) use<GroupEnds>().keep_boundary(tail);
+  if (tail >= 0) groups()->keep_boundary(tail);
   return pin;
 }
 
 // What an admission would use of a waiting prompt.
-Found Retaining::find_waiting(const Prompt& prompt, NodeId root, const ExtrasIds& extras) {
-  Found found;
-  Reach reach;
-  use<Finding>().find(prompt.tokens, prompt.num_tokens,
-                      {root, &extras, rows().partition_of(prompt.name), 0, true}, found, reach);
-  return found;
-}
-
 std::int64_t Retaining::touch(const Prompt& prompt, const Announce& announce) {
   Call call(rows());
   use<Needs>().check_lookup(prompt.num_tokens, prompt.name);
@@ -83,8 +75,10 @@ std::int64_t Retaining::touch(const Prompt& prompt, const Announce& announce) {
     return 0;
   }
   const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
-  const Found found = find_waiting(prompt, root_node(root), extras);
-
+  Found found;
+  Reach reach;
+  use<Finding>().find(prompt.tokens, prompt.num_tokens,
+                      {root_node(root), &extras, rows().partition_of(root), 0, true}, found, reach);
   const auto each_idle = [&](const auto& visit) {
     if (found.partial >= 0 && pool().counts_as_available(found.partial)) visit(found.partial);
     for (std::int64_t i = found.num_full; i-- > 0;) {
@@ -96,7 +90,7 @@ std::int64_t Retaining::touch(const Prompt& prompt, const Announce& announce) {
   each_idle([&](NodeId) { ++count; });
   if (announce) announce(count);
   each_idle([&](NodeId b) { pool().touch(b); });
-  if (found.partial < 0 && found.num_full) use<GroupEnds>().keep_boundary(found.node);
+  if (found.partial < 0 && found.num_full) groups()->keep_boundary(found.node);
   rows().counters.touched_blocks += count;
   return count;
 }

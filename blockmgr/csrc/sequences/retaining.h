@@ -26,7 +26,6 @@ class Retaining : public Part<Retaining, Finding, Needs, GroupEnds> {
 
  private:
   Found find_cached(const Prompt& prompt);
-  Found find_waiting(const Prompt& prompt, NodeId root, const ExtrasIds& extras);
 };
 
 }  // namespace blockmgr

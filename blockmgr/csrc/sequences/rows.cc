@@ -71,7 +71,7 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
   }
   growing = attention;
   growing.insert(growing.end(), replayed.begin(), replayed.end());
-  if (has_groups()) pool_.set_groups(groups_.get());
+  pool_.set_groups(*groups_);
   for (GroupRow& row : group_rows_) {
     row.first.resize(config.groups.size());
     row.states.resize(config.groups.size(), kNoNode);

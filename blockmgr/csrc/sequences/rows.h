@@ -47,7 +47,7 @@ class Rows : public Store {
   // The nodes of a row, as many as its sequence has blocks; what follows them means nothing.
   NodeId* table_at(std::int64_t row) const { return tables_.data() + row * config_.row_width; }
   static std::int64_t row_of(Handle handle) { return handle & 0xffffffff; }
-  // Of a handle that is known to be live.
+  // The sequence of a handle that is known to be live.
   Sequence& at(Handle handle) { return sequences[nth(row_of(handle))]; }
   const Sequence& at(Handle handle) const { return sequences[nth(row_of(handle))]; }
   int num_sequences() const { return config_.max_seqs - static_cast<int>(unused_rows.size()); }
@@ -55,7 +55,7 @@ class Rows : public Store {
     return s.state == Sequence::kRunning && !s.outdated &&
            size_.whole(s.num_tokens) > s.num_chained;
   }
-  // After a call that gives a sequence blocks to commit.
+  // Called when a sequence was given blocks that it may have to commit.
   void note_computing(const Sequence& s) noexcept {
     if (is_computing(s)) computing.insert(static_cast<std::uint32_t>(row_of(s)));
   }
@@ -95,7 +95,7 @@ class Rows : public Store {
     const std::int64_t begun = s.early_step == step_ ? row.begun : row.replayed;
     return begun < row.hit ? begun : settled(s);
   }
-  // Of the tokens found, those that are computed again.
+  // How many of the tokens found are computed again.
   std::int64_t num_replayed(const Sequence& s) const {
     return group_row(s).hit - group_row(s).start;
   }
@@ -120,7 +120,7 @@ class Rows : public Store {
   // Throws that a call cannot be made on a sequence in this step, and why.
   [[noreturn, gnu::cold]] void refuse(const Sequence& s, const char* call,
                                       std::string_view why) const;
-  // Of a batch, whose handles must be distinct.
+  // Throws if this batch has named the sequence before: its handles must be distinct.
   void name_once(Sequence& s) {
     if (s.mark == batch_mark) [[unlikely]]
       throw_named_twice(s);

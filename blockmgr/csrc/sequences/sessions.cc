@@ -112,12 +112,7 @@ void Sessions::let_go(NodeId tip, std::int64_t count) noexcept {
   if (!count) return;
   RetainingPolicy& policy = policy_of(pool().partition_of(tip));
   for (NodeId n = tip; count; --count, n = nodes()[n].parent) {
-    if (has_groups()) {
-      policy.forget_hint(n);
-      groups()->let_go(n);
-    } else {
-      policy.hint(n, false);
-    }
+    groups()->let_go(n) ? policy.forget_hint(n) : policy.hint(n, false);
   }
 }
 
@@ -135,11 +130,11 @@ SessionPath Sessions::path_of(const Sequence& s) const noexcept {
     path.num_blocks = s.num_chained;
   }
   // Behind the last boundary, nothing stays.
-  for (NodeId below = kNoNode; has_groups() && path.num_blocks; --path.num_blocks) {
+  for (NodeId below = kNoNode; path.num_blocks; --path.num_blocks) {
     const NodeId n = path.tip;
+    if (groups()->continues(n)) break;
     const std::uint32_t own = t[path.num_blocks - 1] == n;
-    const bool has_others = nodes().uses(n).ref_count > own || use<Holding>().num_holds(n);
-    if (groups()->is_boundary(n) || has_others) break;
+    if (nodes().uses(n).ref_count > own || use<Holding>().num_holds(n)) break;
     const auto stays = [&](NodeId each) { return groups()->is_boundary(each) || has_user(each); };
     NodeId child = nodes()[n].first_child;
     while (child >= 0 && (child == below || !any_from(child, stays)))

@@ -56,21 +56,14 @@ int Store::share_of_pins(const StoreConfig& config, int capacity) {
   return static_cast<int>(std::int64_t{config.max_pinned_blocks} * capacity / all);
 }
 
-// Rounded up, so that each knows some.
-int Store::share_of_sessions(const StoreConfig& config, int capacity) {
-  const std::int64_t all = config.num_blocks - config.null_block;
-  return static_cast<int>((std::int64_t{config.max_sessions} * capacity + all - 1) / all);
-}
-
-// Rounded up, so that each remembers something.
-int Store::share_of_ghosts(const StoreConfig& config, int capacity) {
-  const std::int64_t all = config.num_blocks - config.null_block;
-  return static_cast<int>((std::int64_t{config.ghost_blocks} * capacity + all - 1) / all);
-}
-
 // Each partition gets all that the config asks for, as if it were a pool of its own: an order, a
 // policy's or its own (least recently used first), under retention or not, and a past.
 void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
+  // Rounded up, so that each partition knows some.
+  const auto share = [&](std::int64_t number, int capacity) {
+    const std::int64_t all = config.num_blocks - config.null_block;
+    return static_cast<int>((number * capacity + all - 1) / all);
+  };
   std::int32_t first_pin = 0;
   for (int i = 0; i < pool_.num_partitions(); ++i) {
     const Range range = pool_.partition(i).range;
@@ -82,9 +75,9 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
     RetainingPolicy* retention = nullptr;
     if (config.retention) {
       const int pins = share_of_pins(config, range.num_blocks);
-      auto retaining =
-          std::make_unique<RetainingPolicy>(nodes_, index_, range, std::move(policy), pins,
-                                            first_pin, share_of_sessions(config, range.num_blocks));
+      auto retaining = std::make_unique<RetainingPolicy>(
+          nodes_, index_, range, std::move(policy), pins, first_pin,
+          share(config.max_sessions, range.num_blocks));
       first_pin += pins;
       retention = retaining.get();
       policy = std::move(retaining);
@@ -92,7 +85,7 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
     std::unique_ptr<ReuseTracker> past;
     if (config.ghost_blocks && digester_ && range.count)
       past = std::make_unique<ReuseTracker>(nodes_, index_, range,
-                                            share_of_ghosts(config, range.num_blocks),
+                                            share(config.ghost_blocks, range.num_blocks),
                                             !policy && !config.evicts_on_demand);
     pool_.observe(i, std::move(policy), retention, std::move(past));
   }
@@ -115,13 +108,12 @@ void Store::release_destination(NodeId b) noexcept {
   if (nodes_.uses(b).ref_count == 1) copies_.drop(b);
 }
 
-Store::Writable Store::move_to_fresh(NodeId shared, NodeId fresh, std::int64_t num_known,
-                                     std::int64_t num_tokens) noexcept {
+std::int32_t Store::copy_to_fresh(NodeId shared, NodeId fresh, std::int64_t num_known,
+                                  std::int64_t num_tokens) noexcept {
   std::copy_n(nodes_.tokens(shared), num_known, nodes_.tokens(fresh));
   const std::int32_t brought = copies_.reach(shared, static_cast<std::int32_t>(num_tokens));
   if (brought > 0) copies_.plan(shared, fresh, brought);
-  drop_reference(shared);
-  return {fresh, brought};
+  return brought;
 }
 
 std::int64_t Store::find_ghosts(const ReuseTracker& past, const Token* tokens, std::int64_t from,

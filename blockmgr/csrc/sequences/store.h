@@ -98,10 +98,6 @@ class Store {
   }
   // The pins that a partition may have at a time, and the blocks they may cover.
   static int share_of_pins(const StoreConfig& config, int capacity);
-  // The sessions that it knows.
-  static int share_of_sessions(const StoreConfig& config, int capacity);
-  // The evicted blocks that it remembers.
-  static int share_of_ghosts(const StoreConfig& config, int capacity);
   // The blocks that holders in this namespace are given.
   const Pool::Partition& quota(std::string_view name) const {
     return pool_.partition(partition_of(name));
@@ -169,14 +165,11 @@ class Store {
   }
   // Whether a write into this block would be seen by others.
   bool is_shared(NodeId b) const { return nodes_.uses(b).ref_count > 1 || nodes_[b].keyed(); }
-  // Moves a reference from a shared block to a fresh one, which takes over the leading num_known
-  // token ids. The K/V of the leading num_tokens is copied, as far as a copy can bring it.
-  struct Writable {
-    NodeId node;
-    std::int32_t num_copied;
-  };
-  Writable move_to_fresh(NodeId shared, NodeId fresh, std::int64_t num_known,
-                         std::int64_t num_tokens) noexcept;
+  // A fresh block stands for a shared one from here on, of which it takes over the leading
+  // num_known token ids. The K/V of the leading num_tokens is copied, as far as a copy can bring
+  // it: of how many. The caller drops its reference to the shared one.
+  std::int32_t copy_to_fresh(NodeId shared, NodeId fresh, std::int64_t num_known,
+                             std::int64_t num_tokens) noexcept;
   // Blocks that are set apart, by quota.
   static std::vector<int> apart(const StoreConfig& config);
   // A table's reference goes, and with the last one what was to be copied into the block.
