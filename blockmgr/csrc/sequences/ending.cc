@@ -40,7 +40,8 @@ void Ending::release_nodes(Sequence& s, std::int64_t keep) noexcept {
 }
 
 // Its end becomes findable; what it committed ahead of this step's forward is taken back first.
-void Ending::leave(Sequence& s, bool resumes, bool withdraws) noexcept {
+[[gnu::always_inline]] inline void Ending::leave(Sequence& s, bool resumes,
+                                                 bool withdraws) noexcept {
   if (withdraws) withdraw(s);
   use<GroupEnds>().leave(s, resumes);
 }
