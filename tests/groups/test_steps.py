@@ -34,6 +34,29 @@ def test_an_aborted_step_says_nothing_of_the_one_before() -> None:
         manager.fork(handle)
 
 
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_a_commit_of_nothing_new_may_be_about_a_step_before(is_complete: bool) -> None:
+    """The second step moves the state to 5, whatever the commit says of the first one."""
+    world = World(30, 4, FULL, STATE)
+    manager = world.manager
+    manager.steps_in_flight = 8
+    handle = manager.admit([1] * 4)
+    world.forward(handle, 4)
+    manager.commit(handle, 4)
+    manager.complete()
+    manager.take_copies()  # for others: all that it has is computed
+    manager.copies_applied()
+    manager.append(handle, [2])
+    world.forward(handle, 5)
+    if is_complete:
+        manager.complete()
+    manager.commit(handle, 4)  # what the first of these steps computed
+    with pytest.raises(StepError):
+        manager.fork(handle)
+    manager.commit(handle, 5)
+    manager.fork(handle)
+
+
 # Fences
 
 

@@ -15,22 +15,27 @@ class ModelKeeping(ModelForgetting):
 
     # ---- units of attention -------------------------------------------------------------
 
-    def follow(self, seq: Seq, *, within: bool = True) -> None:
+    def follow(self, seq: Seq, *, within: bool = True, advances: bool = True) -> None:
         """Caches what was computed, and releases what no later query reads.
 
         within: a state may be kept within a unit.
+        advances: more is computed than before.
         """
         is_settled = not self.promises(seq)
-        if is_settled and self.confirms(seq):
+        if is_settled and self.confirms(seq, advances):
             seq.stands, seq.moves = True, 0
         self.promote(seq)
         if is_settled and (within or seq.computed % self.size == 0):
             self.keep_state(seq)
         self.drop_windows(seq)
 
-    def confirms(self, seq: Seq) -> bool:
-        """Its states are where a commit says, unless that may be about an earlier step."""
-        return seq.stands or not self.in_flight or seq.moves <= 1
+    def confirms(self, seq: Seq, advances: bool = True) -> bool:
+        """Its states are where a commit says, unless that may be about an earlier step.
+
+        A commit of no more than before may be about one that did not compute the sequence.
+        """
+        tells = seq.moves <= 1 and (advances or self.early)
+        return seq.stands or not self.in_flight or tells
 
     def promote(self, seq: Seq) -> None:
         """Makes full computed units findable, group by group, and deduplicates them (rule 5)."""

@@ -248,12 +248,13 @@ class Specification(ModelKeeping):
         high = min(len(seq.tokens), self.num_slots(seq))
         least = max(seq.loads, seq.num_computed_tokens)
         n = whole("num_computed_tokens", num_computed_tokens, least, high)
+        advances = n > seq.num_computed_tokens
         with self.call():
             seq.replayed = min(n, seq.again[1])
             if not self.early:
                 seq.begun = seq.replayed
             if seq.replays:  # nothing else changes (G20)
-                if not self.promises(seq) and self.confirms(seq):
+                if not self.promises(seq) and self.confirms(seq, advances):
                     seq.stands, seq.moves = True, 0
                 return
             if seq.loads:  # it is in memory, and the forward of this step begins behind it
@@ -261,7 +262,7 @@ class Specification(ModelKeeping):
             seq.computed, seq.loads = n, 0
             if not self.early:
                 seq.settled = seq.written = n
-            self.follow(seq)
+            self.follow(seq, advances=advances)
 
     def place_state(self, handle: int, slot: int) -> None:
         """Says in which of its slots the states of a sequence are: its forward has left several."""

@@ -288,13 +288,14 @@ void Committing::commit_in_groups(Sequence& s, std::int64_t num_computed) {
   const bool loads = s.loads;
   const std::int64_t loaded = loads ? rows().group_row(s).num_loaded : 0;
   if (loads) check_at_least("num_computed_tokens", num_computed, loaded);
-  if (!replayed().empty() && use<GroupTables>().replay_to(s, num_computed)) return;
+  const bool advances = num_computed > rows().computed(s);
+  if (!replayed().empty() && use<GroupTables>().replay_to(s, num_computed, advances)) return;
   use<Keeping>().reserve_keeps(1);
   plan_commit(s, num_computed, loads ? loaded : rows().written(s));
   if (loads) use<GroupEnds>().settle_load(s);
   s.num_computed = num_computed;
   promote_all(plan_);
-  use<GroupEnds>().commit_groups(s);
+  use<GroupEnds>().commit_groups(s, advances);
 }
 
 void Committing::commit(Handle handle, std::int64_t num_computed) {

@@ -230,7 +230,7 @@ void Decoding::commit_decoded(const Handle* handles, std::int64_t count,
     Sequence& s = rows().at(handles[i]);
     if (!replayed().empty()) [[unlikely]]
       use<GroupTables>().end_replay(s);
-    use<GroupTables>().note_state(s);
+    use<GroupTables>().note_state(s, true);
     use<GroupTables>().drop_windows(s);
   }
 }

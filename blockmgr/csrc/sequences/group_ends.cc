@@ -23,8 +23,8 @@ void GroupEnds::settle_load(Sequence& s) noexcept {
   s.loads = false;
 }
 
-void GroupEnds::commit_groups(Sequence& s) noexcept {
-  use<GroupTables>().note_state(s);
+void GroupEnds::commit_groups(Sequence& s, bool advances) noexcept {
+  use<GroupTables>().note_state(s, advances);
   if (rows().settled(s) == s.num_computed && num_states()) keep_state(s);
   use<GroupTables>().drop_windows(s);
 }

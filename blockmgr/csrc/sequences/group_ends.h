@@ -24,7 +24,7 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
   void keep_state(Sequence& s) noexcept;
   void drop_unseen_tails(NodeId parent) noexcept;
-  void commit_groups(Sequence& s) noexcept;
+  void commit_groups(Sequence& s, bool advances) noexcept;
   [[gnu::cold]] void settle_load(Sequence& s) noexcept;
   void keep_path(const Sequence& s) noexcept;
   // Before a sequence gives its blocks back: its end becomes findable. resumes: it is preempted.

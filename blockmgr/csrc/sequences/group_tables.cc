@@ -96,19 +96,23 @@ void GroupTables::drop_windows(Sequence& s) noexcept {
   }
 }
 
-// Whether a commit of what is computed tells where the states stand.
-bool GroupTables::tells_state(const Sequence& s) const {
-  return open_steps().empty() || rows().group_row(s).moves <= 1;
+// Whether a commit of what is computed tells where the states stand. advances: of more than before.
+// With steps in flight, one that does not may be about a step that did not compute the sequence,
+// while a later step moves its states. Early commits come in the order of the steps.
+bool GroupTables::tells_state(const Sequence& s, bool advances) const {
+  const int moves = rows().group_row(s).moves;
+  if (open_steps().empty() || !moves) return true;
+  return moves == 1 && (advances || config().early_commit);
 }
 
-void GroupTables::note_state(Sequence& s) noexcept {
-  if (rows().committed_ahead(s) || !tells_state(s)) return;
+void GroupTables::note_state(Sequence& s, bool advances) noexcept {
+  if (rows().committed_ahead(s) || !tells_state(s, advances)) return;
   rows().group_row(s).moves = 0;
 }
 
 // Before decode, which commits first: as refuse_moved.
 void GroupTables::refuse_unknown_state(const Sequence& s, const char* call) const {
-  if (!tells_state(s)) refuse_moved(s, call);
+  if (!tells_state(s, true)) refuse_moved(s, call);
 }
 
 // Apart from its caller, which seldom needs it.
@@ -343,11 +347,11 @@ void GroupTables::begin_replay(const Sequence& s) noexcept {
 }
 
 // So many tokens are computed. Whether that is still before its hit: then nothing else changes.
-bool GroupTables::replay_to(Sequence& s, std::int64_t num_computed) noexcept {
+bool GroupTables::replay_to(Sequence& s, std::int64_t num_computed, bool advances) noexcept {
   GroupRow& row = rows().group_row(s);
   row.replayed = std::min(num_computed, row.hit);
   if (num_computed >= row.hit) return false;
-  note_state(s);
+  note_state(s, advances);
   return true;
 }
 

@@ -99,7 +99,7 @@ class GroupTables : public Part<GroupTables, Slices> {
     return groups()->unit_at(g, groups()->start_of(hit));
   }
   void begin_replay(const Sequence& s) noexcept;
-  bool replay_to(Sequence& s, std::int64_t num_computed) noexcept;
+  bool replay_to(Sequence& s, std::int64_t num_computed, bool advances) noexcept;
   void end_replay(const Sequence& s) noexcept;
   void take_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   std::int64_t blocks_to_fork(const Sequence& parent) const;
@@ -122,7 +122,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   int most_unwritten(NodeId node) const { return unwritten().empty() ? 0 : count_unwritten(node); }
   [[gnu::noinline]] void note_written(Sequence& s) const noexcept;
   void drop_windows(Sequence& s) noexcept;
-  void note_state(Sequence& s) noexcept;
+  void note_state(Sequence& s, bool advances) noexcept;
   void refuse_unknown_state(const Sequence& s, const char* call) const;
   std::int64_t num_dropped(const Sequence& s, std::vector<NodeId>& parts,
                            std::int64_t& num_early) const;
@@ -141,7 +141,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   void drop_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   void drop_part(int g, NodeId node) noexcept;
   void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
-  bool tells_state(const Sequence& s) const;
+  bool tells_state(const Sequence& s, bool advances) const;
   NodeId* others_of(const Sequence& s, int g) const;
 
   // By unit, and kept so that calls do not allocate: parts just taken, and a path.
