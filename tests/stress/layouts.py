@@ -428,7 +428,8 @@ class LayoutWorld(World):
 
     def decode(self, entries: list[Entry], tokens: list[int]) -> None:
         for entry in entries:
-            self.place(entry, entry.slot)
+            if self.written_until(entry) == len(entry.tokens):  # else a forward is yet to place it
+                self.place(entry, entry.slot)
         super().decode(entries, tokens)
         for entry in entries:
             self.hand(entry)
