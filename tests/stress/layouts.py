@@ -267,7 +267,10 @@ class LayoutWorld(World):
         few = 1 < work.stop - work.start == len(work.placed) - 1
         if not few or entry.left_off != work.stop or self.rng.random() < 0.5:
             return int(work.stop)
-        entry.ran = entry.left_off = accepted = self.rng.randint(work.start + 1, work.stop)
+        # Of more drafts, a ring has overwritten what is read before them.
+        drafts = min((k.width - k.restart for k in self.kinds if isinstance(k, Ring)), default=100)
+        least = max(work.start + 1, work.stop - drafts)
+        entry.ran = entry.left_off = accepted = self.rng.randint(least, work.stop)
         self.take_slot(entry, work.placed[accepted], accepted)
         entry.version += 1  # a step that was launched since does nothing
         return accepted
