@@ -764,6 +764,23 @@ def test_what_was_evicted_for_a_store_that_wrote_nothing_does_not_come_back(
     slab.close()
 
 
+def test_what_a_store_wrote_and_did_not_report_does_not_come_back(tmp_path: Path) -> None:
+    slab = slab_at(tmp_path)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, PROMPT, namespace=b"tenant")
+    [each] = manager.take_stores()
+    proofs = each.target_proofs
+    assert proofs is not None
+    for block, serial, key in zip(each.target_blocks, proofs.serials, proofs.keys, strict=True):
+        slab.write(int(block), key, bytes(8), serial=int(serial))
+    assert manager.stores_done(each.ticket, 0) == 0
+    manager.retire(b"tenant")
+    slab.close()
+    slab = slab_at(tmp_path)
+    assert not slab.found.size
+    slab.close()
+
+
 @pytest.mark.parametrize("call", ["retire", "forget"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_is_written_as_it_is_forgotten_does_not_come_back_after_a_crash(
