@@ -214,6 +214,8 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c, unsigned features
   if (setup.features & kSlots) draw_slots(bytes, setup);
   if (setup.features & kSizes) draw_sizes(bytes, setup);
   draw_beside(bytes, setup);
+  // Not drawn, so that other draws do not change.
+  if (!config.stop_margin && config.num_blocks % 4 == 1) config.stop_margin = config.block_size;
   if (config.retention && bytes.one_in(2)) config.max_sessions = 3;
   const bool has_states = std::any_of(setup.groups.begin(), setup.groups.end(),
                                       [](const Group& group) { return group.recurrent(); });
@@ -276,6 +278,7 @@ Outcome GroupPlay::outcome_of(const std::function<void()>& run) const {
 
 Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   ++calls_;
+  note_found();
   const bool snapshot = calls_ % setup_.snapshot_every == 0;
   const std::string before = snapshot ? core_.fingerprint() : std::string();
   auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
@@ -311,12 +314,18 @@ void GroupPlay::after_call() {
   if (fences_.empty()) return;
   const std::vector<bool> now = held();
   for (InFlight& step : fences_)
-    for (std::size_t b = 0; b < now.size(); ++b) {
+    for (std::size_t b = 0; b < now.size(); ++b)
       if (step.blocks[b] && !now[b]) step.released[b] = true;
-      // A sequence took the block from the cache with the content that the step reads. It keeps
-      // that content even after forget().
-      if (now[b] && is_in_cache(b)) step.released[b] = false;
-    }
+}
+
+// A sequence took a block from the cache with the content that a step reads. It keeps that content
+// even if the next call forgets it.
+void GroupPlay::note_found() {
+  if (fences_.empty()) return;
+  const std::vector<bool> now = held();
+  for (std::size_t b = 0; b < now.size(); ++b)
+    if (now[b] && is_in_cache(b))
+      for (InFlight& step : fences_) step.released[b] = false;
 }
 
 GroupPlay::Tables GroupPlay::tables(const Seq& seq) const {

@@ -164,6 +164,7 @@ class GroupPlay {
   bool done(Op op, const std::function<void()>& run) { return call(op, run) == kDone; }
   [[noreturn]] void fail(const std::string& otherwise) const;
   void after_call();
+  void note_found();
 
   // Planning.
   Planned drawn();

@@ -379,6 +379,30 @@ def test_a_ring_has_no_slots() -> None:
     assert manager.group_table(1).shape == (manager.config.max_seqs, 1)
 
 
+def test_what_one_takes_over_leaves_those_that_resume_with_it_what_they_found() -> None:
+    """Its end needs the first block of the window for the margin only; the other one reads it."""
+    groups = [FullAttention(), SlidingWindow(6), Ring(5, restart=3)]
+    options: dict[str, Any] = {"min_partial_tokens": 1, "stop_margin_tokens": 4, "debug": 2}
+    manager = BlockManager(60, 4, groups=groups, null_block=True, **options)
+    for length in (6, 9):
+        handle = manager.admit(PROMPT[:length], read_cache=False)
+        manager.copies_applied(manager.take_copies().ticket)
+        manager.commit(handle, length)
+        manager.free(handle)
+    prompts = [PROMPT[:10], PROMPT[:7]]
+    handles = [manager.admit(prompt) for prompt in prompts]
+    for handle in handles:
+        manager.preempt(handle)
+    found = [manager.match(prompt).num_cached_tokens for prompt in prompts]
+    manager.resume_together(handles)
+    assert [manager.sequence(handle).num_cached_tokens for handle in handles] == found == [9, 6]
+    plan = manager.take_copies()
+    tables = [manager.group_table(group)[manager.row(handles[1])] for group in (0, 1)]
+    read = [(copy.destination, copy.num_tokens) for copy in plan if copy.source != copy.destination]
+    assert read == [(table[1], 2) for table in tables]
+    assert tables[1][0]
+
+
 def test_events_say_nothing_of_rings() -> None:
     groups = [FullAttention(), ChunkedAttention(8), RecurrentState(), Ring(8, 4)]
     manager = BlockManager(40, 4, groups=groups, null_block=True, events=True)

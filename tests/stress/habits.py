@@ -34,6 +34,8 @@ class Habits:
         stops: With groups, how often a forward ends at a stop of the admission.
         idles: With groups, how often a forward leaves a sequence out.
         affirms: With groups, commits sequences that it left out of a step, at their present length.
+        samples_ahead: With groups, launches forwards over tokens that it knows only once the
+            forward before has run.
     """
 
     writes: Literal["as_asked", "left_off", "as_handed"] = "as_asked"
@@ -45,6 +47,7 @@ class Habits:
     stops: float = 1.0
     idles: float = 0.0
     affirms: bool = False
+    samples_ahead: bool = False
 
     @property
     def looks_up(self) -> bool:

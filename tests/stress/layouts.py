@@ -21,7 +21,7 @@ from blockmgr.errors import NeverFitsError, OutOfBlocksError, OutOfSequencesErro
 from tests.specification.admission import Terms
 from tests.specification.layers import Kind, RecurrentState, Ring
 from tests.stress.lockstep import DivergenceError, Entry
-from tests.stress.memory import Step, Work
+from tests.stress.memory import Step, Work, extend_prefixes
 from tests.stress.world import World
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class LayoutWorld(World):
 
     def lose_launched(self, entry: Entry) -> None:
         entry.version += 1
+        entry.ahead.clear()
         entry.left_off = entry.ran = self.manager.sequence(entry.handle).num_computed_tokens
         self.take_slot(entry, entry.placed, entry.ran)
 
@@ -162,7 +163,8 @@ class LayoutWorld(World):
     def stop_of(self, entry: Entry, view: Any) -> int:
         """Where the next forward of the sequence ends."""
         start = self.first_to_write(entry)
-        most = min(view.num_tokens, view.num_slots, start + self.habits.chunk)
+        known = view.num_tokens + len(entry.ahead)
+        most = min(known, view.num_slots, start + self.habits.chunk)
         for stop in self.manager.stops(entry.handle):
             if start < stop < most and self.rng.random() < self.habits.stops:
                 return int(stop)
@@ -179,7 +181,7 @@ class LayoutWorld(World):
             stop = start
         work = Work.on_tables(
             f"sequence {entry.handle}",
-            entry.prefixes[:stop],
+            self.prefixes_ahead(entry)[:stop],
             start,
             tables,
             kinds=self.kinds,
@@ -192,6 +194,37 @@ class LayoutWorld(World):
         if self.places:
             self.place_work(entry, work)
         return work
+
+    def prefixes_ahead(self, entry: Entry) -> list[int]:
+        """Names of the prefixes of its tokens, and of those that the manager does not know yet."""
+        prefixes = list(entry.prefixes)
+        extend_prefixes(prefixes, entry.ahead, self.size, entry.namespace, entry.extras)
+        return prefixes
+
+    def sample_ahead(self, entry: Entry) -> None:
+        """Makes room for one more token, if all before it are computed or about to be."""
+        # One that no forward was launched over yet is as good as unknown: a fork may share its
+        # block since.
+        del entry.ahead[max(0, entry.left_off - len(entry.tokens)) :]
+        known = len(entry.tokens) + len(entry.ahead)
+        if not entry.running or entry.loads or entry.left_off < known or self.rng.random() < 0.3:
+            return
+        if len(entry.ahead) > self.in_flight_limit or any(self.rings()):
+            return
+        if self.on("reserve", entry, known + 1):
+            self.hand_anew(entry)
+            if entry.left_off == known:
+                entry.ahead.append(self.rng.randrange(2))
+        self.settle()
+
+    def learn(self, entry: Entry, work: Work) -> None:
+        """The tokens that a forward was launched over are known now."""
+        count = work.stop - len(entry.tokens)
+        tokens, entry.ahead = entry.ahead[:count], entry.ahead[count:]
+        before = entry.version
+        super().append(entry, tokens)
+        if entry.version == before and len(entry.tokens) < work.stop:  # refused
+            self.lose_launched(entry)
 
     def rings(self) -> list[int]:
         return [group for group, kind in enumerate(self.kinds) if isinstance(kind, Ring)]
@@ -254,6 +287,11 @@ class LayoutWorld(World):
         self.take_slot(entry, work.placed.get(work.stop, 0), work.stop)
 
     def note_run(self, entry: Entry, work: Work, held_back: int) -> None:
+        if work.stop > len(entry.tokens):
+            before = entry.version
+            self.learn(entry, work)
+            if entry.version > before:
+                return
         entry.ran = max(entry.ran, work.stop)
         computed = self.manager.sequence(entry.handle).num_computed_tokens
         if self.early:
@@ -325,7 +363,25 @@ class LayoutWorld(World):
         for launched in list(self.steps) if not self.in_flight_limit else ():
             if launched is not self.open and not launched.finished:
                 self.finish(launched)
-        return super().begin(skip, applied)
+        if not self.habits.samples_ahead or self.early or self.places:
+            return super().begin(skip, applied)
+        for entry in self.entries if self.open is None else ():
+            self.sample_ahead(entry)
+        launched = super().begin(skip, applied=True)
+        for entry, _, work in launched.entries if launched else ():
+            if work.stop > len(entry.tokens):
+                self.on("mark_state_moved", entry)
+        return launched
+
+    def abort(self) -> None:
+        """Of forwards over unknown tokens, none is aborted: they run once they are launched."""
+        if not self.habits.samples_ahead:
+            super().abort()
+
+    def append(self, entry: Entry, tokens: list[int]) -> None:
+        """Nothing, while the next token is one that a forward samples."""
+        if not entry.ahead:
+            super().append(entry, tokens)
 
     # ---- calls --------------------------------------------------------------------------
 
@@ -359,6 +415,7 @@ class LayoutWorld(World):
         **limits: int | None,
     ) -> Entry | None:
         slots = num_slots and min(num_slots, len(tokens))
+        session = session if self.manager.config.retention else b""
         key: dict[str, Any] = {"by_match": by_match, "session": session, **limits}
         num_loaded = min(limits.get("num_loaded_tokens") or 0, slots or len(tokens))
         if self.is_specified:
@@ -397,6 +454,7 @@ class LayoutWorld(World):
         super().preempt(entry, withdraw=withdraw)
         if not entry.running:
             entry.loads = 0
+            entry.ahead.clear()
 
     def match(
         self,
@@ -430,6 +488,8 @@ class LayoutWorld(World):
         return super().resume_together(entries, **key)
 
     def decode(self, entries: list[Entry], tokens: list[int]) -> None:
+        pairs = [pair for pair in zip(entries, tokens, strict=True) if not pair[0].ahead]
+        entries, tokens = [entry for entry, _ in pairs], [token for _, token in pairs]
         for entry in entries:
             if self.written_until(entry) == len(entry.tokens):  # else a forward is yet to place it
                 self.place(entry, entry.slot)

@@ -68,6 +68,8 @@ class Entry:
     placed: int = 0  # with drafts: the one that the manager was told last
     loads: int = 0  # so many leading tokens are being loaded; 0: none
     tables: Any = ()  # with groups: those after the last call on it
+    # Tokens that forwards compute, or are about to, before the manager knows them.
+    ahead: list[int] = field(default_factory=list)
     handed: Any = field(default_factory=lambda: np.zeros(0, np.int64))
     running: bool = True
     version: int = 0  # grows when tokens are taken back

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from blockmgr import groups as layers
-from blockmgr.config import EVICTION_POLICIES
+from blockmgr.config import EVICTION_POLICIES, ManagerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +88,8 @@ class Profile:
         bare: The same without full attention.
         loads: Likewise with prompts whose first tokens something else than a forward provides.
         samples: Whether they are compared with the specification, too, and fork much.
+        mixed: Whether layouts have groups of every kind at a time, and options are drawn that the
+            other profiles with layouts leave out. It has no specification.
     """
 
     blocks: tuple[int, int] = (4, 48)
@@ -106,6 +108,7 @@ class Profile:
     bare: bool = False
     loads: bool = False
     samples: bool = False
+    mixed: bool = False
     sessions: bool = False
     together: bool = False
     resized: bool = False
@@ -134,6 +137,11 @@ DEEP = {**STEPS, "truncate": 6, "fork": 8}
 SAMPLES = {**DEEP, "fork": 14, "branch": 10, "reparent": 5, "append": 20, "decode": 20,
            "preempt": 5, "resume": 7, "resume_together": 4, "step": 26}  # fmt: skip
 """Several samples of a prompt, and beams."""
+
+
+MIXED = {**SAMPLES, "shrink": 1, "grow": 3, "regroup": 1, "signal": 3, "end_session": 2,
+         "truncate": 8, "admit": 20, "free": 14}  # fmt: skip
+"""All that an engine can do."""
 
 
 def of_groups(**fields: Any) -> Profile:
@@ -194,6 +202,8 @@ PROFILES = {
         sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, resized=True,
         weights={**RESIZES, "turn": 4, "cache": 1, "retain_prefix": 1},
     ),
+    "mixed": of_groups(mixed=True, loads=True, sessions=True, resized=True, together=True,
+                       namespaces=(b"", b"a", b"b"), weights=MIXED),
 }  # fmt: skip
 """The kinds of run, by name."""
 
@@ -291,6 +301,37 @@ def draw_bare(rng: random.Random) -> list[str]:
     return layout
 
 
+def draw_mixed(rng: random.Random) -> list[str]:
+    """Up to six groups of every kind that go together."""
+    while True:
+        layout = draw_any_kinds(rng)
+        groups = groups_named(layout)
+        try:
+            ManagerConfig(num_blocks=100, block_size=8, null_block=True, groups=groups)
+        except ValueError:
+            continue
+        return layout
+
+
+def draw_any_kinds(rng: random.Random) -> list[str]:
+    replay, extra = rng.randint(1, 8), rng.choice([0, 0, rng.randint(1, 4)])
+    kinds = {
+        "full": lambda: "full",
+        "window": lambda: f"window {rng.randint(1, 20)}",
+        "chunk": lambda: f"chunk {rng.randint(1, 20)}",
+        "replayed": lambda: f"window {rng.randint(1, replay + 1)} cached=0 replay={replay}",
+        "state": lambda: f"state extra_blocks={extra}" if extra else "state",
+        "ring": lambda: (
+            f"ring {(restart := rng.choice([1, 2, 3, 4, 8])) + rng.choice([0, 1, 3, 12])} "
+            f"restart={restart}"
+        ),
+    }
+    names = list(kinds)[1:]
+    drawn = ["full"] * (rng.random() < 0.8) + rng.choices(names, k=rng.randint(1, 5))
+    rng.shuffle(drawn)
+    return [kinds[name]() for name in drawn]
+
+
 def draw_smaller_blocks(layout: Sequence[str], size: int, seed: int) -> list[str]:
     """Every fourth time, with blocks of their own for some groups; the seed comes from a draw."""
     rng = random.Random(f"{layout} {size} {seed}")
@@ -352,10 +393,25 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
     if bare:  # what such a manager has not, and few nodes where there is little room
         options |= {"quotas": {}, "retention": False, "max_pinned_blocks": 0}
         options |= {"num_nodes": room if room < 100 else NODES_A_BLOCK * room}
+    if profile.mixed:
+        options |= draw_rare_options(rng, options, bare=bare)
     if profile.samples:
         nodes = rng.choice([NODES_A_BLOCK * room, max(8, room // len(layout))])
         options |= {"dedup": "remap", "num_nodes": nodes}
     return options
+
+
+def draw_rare_options(rng: random.Random, options: dict[str, Any], *, bare: bool) -> dict[str, Any]:
+    """Options of a manager with groups that no other profile draws."""
+    num_blocks = options["num_blocks"]
+    return {
+        "max_sessions": rng.choice([1, 4, 100]),
+        "max_blocks_per_seq": rng.choice([None, None, None, 8]),
+        "watermark_blocks": rng.choice([0, 0, 1, min(4, num_blocks - 1)]),
+        "strict_decode": rng.random() < 0.1,
+        "events": (events := not bare and rng.random() < 0.5),
+        "event_blocks": rng.choice([None, None, 1, 3, 10]) if events else None,
+    }
 
 
 def draw_quotas(rng: random.Random, profile: Profile, capacity: int) -> dict[str, int]:
@@ -384,6 +440,7 @@ def draw_config(
         draw = draw_replays if profile.replays else draw
         draw = draw_drafts if profile.drafts else draw
         draw = draw_bare if profile.bare else draw
+        draw = draw_mixed if profile.mixed else draw
         return draw_groups(rng, profile, layout or draw(rng))
     null_block = rng.random() < 0.2
     num_blocks = rng.randint(*profile.blocks)

@@ -155,11 +155,13 @@ class Run:
     def __init__(self, plan: Plan, profile: str, seed: int) -> None:
         rng = random.Random(f"{profile}:{seed}")
         kind, detectors = PROFILES[profile], plan.detectors
-        if (kind.bare and not kind.samples) or (kind.resized and kind.layouts):
+        if (kind.bare and not kind.samples) or (kind.resized and kind.layouts) or kind.mixed:
             detectors = detectors.replace("D", "")
         self.profile, self.seed, self.detectors = profile, seed, detectors
         self.config = draw_config(rng, PROFILES[profile], default=plan.default, layout=plan.layout)
         drawn = draw_chunking(rng) if "layout" in self.config else draw_habits(rng)
+        if kind.mixed:
+            drawn["samples_ahead"] = rng.random() < 0.4
         self.config |= plan.options
         self.config["habits"] = drawn | plan.options.get("habits", {})
         self.draw = Draw(rng, profile)

@@ -111,6 +111,7 @@ class World(ResizingEngine):
         config, family = self.manager.config, [entry for entry in self.entries if entry.running]
         views = [self.manager.sequence(entry.handle) for entry in family]
         must_fit = not (self.steps or self.holds or config.watermark_blocks)
+        must_fit &= self.limit == config.num_blocks  # a shrunk pool hands out no blocks above it
         must_fit &= all(view.num_slots >= view.num_tokens for view in views)
         must_fit &= all(kind.first_read(10**6) == 0 for kind in self.attention())
         for entry in family:
@@ -214,6 +215,8 @@ class World(ResizingEngine):
         child.tokens, child.prefixes = list(parent.tokens), list(parent.prefixes)
         child.start, child.written = parent.start, parent.written
         child.left_off, child.handed, child.promise = parent.left_off, parent.handed, 0
+        child.ahead = []
+        child.loads = 0  # nobody forks what loads, and what loaded is left behind
         child.begins = parent.begins
         child.version += 1
 

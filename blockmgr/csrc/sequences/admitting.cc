@@ -116,13 +116,22 @@ AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t cou
     index().set_hint(parent, t[i]);
     parent = t[i];
   }
-  if (found.partial >= 0) pool().hit(found.partial);
-  if (found.partial >= 0 && found.take_over) {
-    pool().take_over(found.partial);
-    t[found.num_full] = found.partial;
-  } else if (found.partial >= 0) {
-    pool().pin(found.partial);  // before anything is taken: it may be the next victim
-  }
+  if (found.partial < 0) return;
+  pool().hit(found.partial);
+  if (!found.take_over) pool().pin(found.partial);  // it may be the next victim
+}
+
+// An end that is taken over is cached no more, and what only it needed is forgotten. Others that
+// resume with it may have found some of that, so all of them keep what they found before.
+[[gnu::always_inline]] inline void Admitting::take_over_found(Sequence& s,
+                                                              const Found& found) noexcept {
+  if (!found.take_over) [[likely]]
+    return;
+  if (has_groups()) [[unlikely]]
+    take_over_parts(s, found);
+  if (found.partial < 0) return;
+  pool().take_over(found.partial);
+  rows().table(s)[found.num_full] = found.partial;
 }
 
 [[gnu::always_inline]] inline void Admitting::take_rest(Sequence& s, const Token* tokens,
@@ -158,6 +167,7 @@ AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t cou
 // Everything found is kept before anything is taken.
 void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept {
   keep_found(s, plan);
+  take_over_found(s, plan.found);
   take_rest(s, tokens, plan);
 }
 
@@ -259,6 +269,10 @@ void Admitting::settle_resumed(Sequence& s, bool read_cache) noexcept {
 
 void Admitting::begin_resumed(Sequence& s, const AdmissionPlan& plan) noexcept {
   keep_found(s, plan);
+}
+
+void Admitting::take_over_resumed(Sequence& s, const AdmissionPlan& plan) noexcept {
+  take_over_found(s, plan.found);
 }
 
 void Admitting::end_resumed(Sequence& s, const AdmissionPlan& plan) noexcept {
@@ -371,11 +385,10 @@ NodeId Admitting::continued_boundary(const Found& found) const {
   return end >= 0 && groups()->length(end) == cached ? end : kNoNode;
 }
 
-// In all further groups: the windows that it finds, and what it copies or takes over.
+// In all further groups: the windows that it finds, and what it is to copy or to take over.
 void Admitting::keep_found_parts(Sequence& s, const Found& found) noexcept {
   GroupRow& row = rows().group_row(s);
   const NodeId* t = rows().table(s);
-  const NodeId end = last_node(found);
   if (const NodeId n = continued_boundary(found); n >= 0) groups()->continue_from(n);
   for (int g = 0; g < groups()->num_groups(); ++g) {
     row.sources[nth(g)] = source_of(g, found);
@@ -385,8 +398,12 @@ void Admitting::keep_found_parts(Sequence& s, const Found& found) noexcept {
       pool().acquire_part(groups()->part(g, t[unit]));
   }
   if (found.partial >= 0) index().bring_forward(found.partial);
-  if (!found.take_over) return row.each_source([&](int, NodeId m) { pool().pin(m); });
-  row.each_source([&](int, NodeId m) { pool().acquire(m); });
+  row.each_source([&](int, NodeId m) { found.take_over ? pool().acquire(m) : pool().pin(m); });
+}
+
+void Admitting::take_over_parts(const Sequence& s, const Found& found) noexcept {
+  GroupRow& row = rows().group_row(s);
+  const NodeId end = last_node(found);
   if (found.partial < 0) groups()->end_boundary(end);
   row.each_source([&](int g, NodeId m) {
     if (!groups()->group(g).recurrent()) return;

@@ -25,9 +25,10 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
   Admission can_admit(const Prompt& prompt);
   void resume(Handle handle, std::int64_t num_slots, bool read_cache = true);
 
-  // The two halves of resuming a sequence, for a call that resumes several: what any of them finds
-  // is kept before blocks are taken for one of them.
+  // The parts of resuming a sequence, for a call that resumes several: each is done for all of them
+  // before the next one.
   void begin_resumed(Sequence& s, const AdmissionPlan& plan) noexcept;
+  void take_over_resumed(Sequence& s, const AdmissionPlan& plan) noexcept;
   void end_resumed(Sequence& s, const AdmissionPlan& plan) noexcept;
   Sequence& preempted(Handle handle);
   // Blocks of its partition that a preempted sequence may not take, if this many would do for it.
@@ -39,6 +40,7 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
 
  private:
   void keep_found(Sequence& s, const AdmissionPlan& plan) noexcept;
+  void take_over_found(Sequence& s, const Found& found) noexcept;
   void take_rest(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   // session: nullptr for none.
   std::int64_t first_behind_load(const Prompt& prompt) const;
@@ -59,6 +61,7 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
   NodeId source_of(int g, const Found& found) const;
   NodeId continued_boundary(const Found& found) const;
   [[gnu::noinline]] void keep_found_parts(Sequence& s, const Found& found) noexcept;
+  [[gnu::noinline]] void take_over_parts(const Sequence& s, const Found& found) noexcept;
   [[gnu::noinline]] void take_first_parts(Sequence& s, const Found& found) noexcept;
 
   ZeroedArray<std::int32_t> ghosts_room_;  // that plans lie in, kept so that calls seldom allocate

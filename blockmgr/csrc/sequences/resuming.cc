@@ -323,6 +323,8 @@ void Resuming::settle(std::vector<Member>& members, bool read_cache) {
     if (m.sequence->session) use<Sessions>().take_path_back(*m.sequence);
   for (Member& m : members)
     if (m.donor < 0) use<Admitting>().begin_resumed(*m.sequence, m.plan);
+  for (Member& m : members)
+    if (m.donor < 0) use<Admitting>().take_over_resumed(*m.sequence, m.plan);
   for (Member& m : members) {
     if (m.donor < 0) {
       use<Admitting>().end_resumed(*m.sequence, m.plan);
