@@ -713,23 +713,27 @@ class BlockManager(CommonCalls, DigestCalls, NotCopied):
         """
         return self._core.cache_state(handle)
 
-    def mark_state_moved(self, handle: int) -> None:
-        """Records that a launched forward moves the states of a sequence past its tokens.
+    def mark_state_moved(self, handle: int, *, num_slots: int | None = None) -> None:
+        """Records that a launched forward moves states and rings of a sequence past its tokens.
 
         The manager knows from ``append`` and ``decode`` which sequences a forward can move. An
         engine that launches a forward before it knows the tokens that the one before it sampled
         calls this after the step's ``copies_applied``, for each sequence with such a token. Until
-        a ``commit`` says where the states are, nothing is kept of them. Does nothing without
-        groups of states.
+        a ``commit`` says where the states are, nothing is kept of them. Of a ring, ``truncate``
+        counts on nothing that the forward may have overwritten. Does nothing without groups of
+        states or rings.
 
         Args:
             handle: A running sequence.
+            num_slots: The forward writes no slot behind so many of the sequence; ``None``: it may
+                write all of them.
 
         Raises:
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is preempted.
+            ValueError: ``num_slots`` is below 1, or more than the sequence has.
         """
-        self._core.mark_state_moved(handle)
+        self._core.mark_state_moved(handle, num_slots)
 
     def place_state(self, handle: int, slot: int) -> None:
         """Says in which of its slots the states of a sequence are.

@@ -323,7 +323,7 @@ CALLS: Final = (
     method("manager", "BlockManager.group_table", group=number(0)),
     method("manager", "BlockManager.stops", handle=handle),
     method("manager", "BlockManager.cache_state", handle=handle),
-    method("manager", "BlockManager.mark_state_moved", handle=handle),
+    method("manager", "BlockManager.mark_state_moved", handle=handle, num_slots=or_none(1)),
     method("manager", "BlockManager.place_state", handle=handle, slot=number(0)),
     method("manager", "BlockManager.sequence", handle=handle),
     method("manager", "BlockManager.row", handle=handle),

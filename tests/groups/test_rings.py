@@ -403,6 +403,24 @@ def test_what_one_takes_over_leaves_those_that_resume_with_it_what_they_found() 
     assert tables[1][0]
 
 
+def test_a_ring_lacks_what_a_forward_ahead_has_overwritten() -> None:
+    """The token at position 9 lies where the one at 4 was, which the query at 6 would read."""
+    for ahead, num_slots, left in ((False, None, 7), (True, 9, 7), (True, 10, 4), (True, None, 4)):
+        groups = [FullAttention(), Ring(5, restart=4)]
+        manager = BlockManager(40, 4, groups=groups, null_block=True, steps_in_flight=3)
+        handle = manager.admit(range(9))
+        manager.copies_applied(manager.take_copies().ticket)
+        manager.commit(handle, 9)
+        manager.reserve(handle, 10)
+        manager.copies_applied(manager.take_copies().ticket)
+        if ahead:
+            manager.mark_state_moved(handle, num_slots=num_slots)
+        with pytest.raises(ValueError, match="num_slots"):
+            manager.mark_state_moved(handle, num_slots=13)
+        assert manager.truncate(handle, 7) == left
+        assert len(manager.take_copies().zeros) == (left < 7)
+
+
 def test_events_say_nothing_of_rings() -> None:
     groups = [FullAttention(), ChunkedAttention(8), RecurrentState(), Ring(8, 4)]
     manager = BlockManager(40, 4, groups=groups, null_block=True, events=True)

@@ -209,7 +209,7 @@ class LayoutWorld(World):
         known = len(entry.tokens) + len(entry.ahead)
         if not entry.running or entry.loads or entry.left_off < known or self.rng.random() < 0.3:
             return
-        if len(entry.ahead) > self.in_flight_limit or any(self.rings()):
+        if len(entry.ahead) > self.in_flight_limit:
             return
         if self.on("reserve", entry, known + 1):
             self.hand_anew(entry)
@@ -370,7 +370,8 @@ class LayoutWorld(World):
         launched = super().begin(skip, applied=True)
         for entry, _, work in launched.entries if launched else ():
             if work.stop > len(entry.tokens):
-                self.on("mark_state_moved", entry)
+                key = {} if work.start % 4 else {"num_slots": work.stop}
+                self.both("mark_state_moved", [entry.handle], [entry.twin], **key)
         return launched
 
     def abort(self) -> None:

@@ -31,6 +31,7 @@ std::int64_t slots_argument(nb::handle num_slots) {
   check_at_least("num_slots", slots, 1);
   return slots;
 }
+using Slots = Kind<nb::handle, slots_argument>;
 
 // All of a prompt but its tokens, which are read last: converting the rest may run Python code.
 Prompt prompt_argument(nb::handle name, nb::handle extras, nb::handle num_slots,
@@ -446,7 +447,7 @@ void bind_manager(nb::module_& m) {
       .def("resume_together", checked<resume_together>)
       .def("cache_state", call<&Sequences::cache_state, Number>)
       .def("place_state", call<&Sequences::place_state, Number, Int<"slot">>)
-      .def("mark_state_moved", call<&Sequences::mark_state_moved, Number>)
+      .def("mark_state_moved", call<&Sequences::mark_state_moved, Number, Slots>)
       .def("complete", call<&Sequences::complete, StepTicket>)
       .def("take_remaps", checked<take_remaps>)
       .def("end_session", announced<&Sequences::end_session, Space, SessionName>)

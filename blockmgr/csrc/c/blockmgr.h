@@ -308,7 +308,8 @@ BLOCKMGR_API blockmgr_status blockmgr_resume_together(blockmgr_manager* manager,
 /* Caches the states of a sequence now. cached, or NULL: whether they are (0 or 1). */
 BLOCKMGR_API blockmgr_status blockmgr_cache_state(blockmgr_manager* manager, blockmgr_handle handle,
                                                   int32_t* cached);
-/* A launched forward has moved the states past the tokens of the sequence. */
+/* A launched forward has moved the states and rings past the tokens of the sequence, maybe through
+ * all of its slots. */
 BLOCKMGR_API blockmgr_status blockmgr_mark_state_moved(blockmgr_manager* manager,
                                                        blockmgr_handle handle);
 /* Before a commit: the states are in this column of their tables. They are in column 0 after admit,

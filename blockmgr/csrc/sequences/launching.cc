@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "sequences/arguments.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -56,12 +57,16 @@ void Launching::copies_aborted(std::int64_t ticket) {
   return_groups();
 }
 
-void Launching::mark_state_moved(Handle handle) {
+// Of tokens that are not known yet, a ring has as many fewer old ones.
+void Launching::mark_state_moved(Handle handle, std::int64_t num_slots) {
   const Held held(rows().monitor());
   const Sequence& s = rows().running(handle);
+  const std::int64_t most = rows().num_slots(s);
+  if (num_slots) check_bounds("num_slots", num_slots, 1, most);
   if (!num_singles()) return;
   move_states(s);
-  rows().group_row(s).sure = rows().group_row(s).farthest;
+  GroupRow& row = rows().group_row(s);
+  row.sure = row.farthest = std::max(row.farthest, num_slots ? num_slots : most);
 }
 
 void Launching::return_copies(std::int64_t ticket) noexcept {

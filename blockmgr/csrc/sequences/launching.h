@@ -21,7 +21,8 @@ class Launching : public Part<Launching> {
   void return_copies(std::int64_t ticket) noexcept;
   // A forward that was launched moves its states past the tokens that it has: the engine does not
   // know all tokens of that forward yet.
-  void mark_state_moved(Handle handle);
+  // num_slots: the forward writes no slots of the sequence behind these; 0: maybe all it has.
+  void mark_state_moved(Handle handle, std::int64_t num_slots = 0);
 
  private:
   [[gnu::noinline]] void launch_groups(std::vector<BlockCopy>& copies) noexcept;
