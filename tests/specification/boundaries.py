@@ -20,6 +20,9 @@ from tests.specification.resuming import ModelResuming
 
 __all__ = ["ModelBoundaries"]
 
+MOST_LOOKS = 32
+"""Of the boundaries that are only passed, so many that are in use may go behind the others."""
+
 
 class ModelBoundaries(ModelResuming):
     """A manager for any groups."""
@@ -127,12 +130,12 @@ class ModelBoundaries(ModelResuming):
         """The boundary to evict next.
 
         Boundaries that sequences only passed go first, whatever their level and whatever they free:
-        the oldest path first, and of a path the deepest. Then the lowest level goes first; within a
-        level the oldest path, with its deepest boundary first; paths in use go last. A boundary
-        whose blocks are all in use frees nothing and is not a victim.
+        the oldest path first, and of a path the deepest; those whose own blocks are all in use wait
+        behind the others. Then the lowest level goes first; within a level the oldest path, with
+        its deepest boundary first; paths in use go last. A boundary whose blocks are all in use
+        frees nothing and is not a victim.
         """
-        passed = [p for p in self.passed if self.share(p[0]) == share]
-        if passed:
+        if passed := self.passed_by_age(share):
             return passed[0]
 
         def order(prefix: Prefix) -> tuple[int, bool, int]:
@@ -140,6 +143,19 @@ class ModelBoundaries(ModelResuming):
             return self.level(prefix), in_use, -stamp if in_use else stamp
 
         return min(self.candidates(share), key=order)
+
+    def passed_by_age(self, share: bytes | None) -> list[Prefix]:
+        """The boundaries that are only passed; of the oldest, those in use go to the end."""
+        passed = [p for p in self.passed if self.share(p[0]) == share]
+        idle = {block.content[1] for block in self.idle_of(share) if block.content}
+        for prefix in passed[:MOST_LOOKS]:
+            if prefix in idle:
+                break
+            passed.remove(prefix)
+            passed.append(prefix)
+            del self.passed[prefix]
+            self.passed[prefix] = None
+        return passed
 
     def candidates(self, share: bytes | None) -> list[Prefix]:
         """The boundaries that keep a block which nobody uses."""

@@ -363,10 +363,26 @@ void GroupPlaces::prefetch_before(NodeId n) const {
 // Evicts the first passed boundary and those next to it that each continue the next one, for many
 // come from one path; until so many blocks are free. Whether there was one. Their parts become free
 // group by group, so that blocks of one group stay together: they are handed out in that order.
+// Whether this node, or a part of it, is in no use and waits for no step.
+inline bool GroupPlaces::has_idle(NodeId n) const {
+  if (nodes_.idle(n)) return true;
+  for (int g = 0; g < num_groups(); ++g)
+    if (is_idle(cached(g, n))) return true;
+  return false;
+}
+
 bool GroupPlaces::evict_passed(int partition, const FreeBlocks& free, std::int64_t count) noexcept {
   const NodeId sentinel = nodes_.count + partition;
   NodeId next = passed_[nth(sentinel)].next;
   if (next == sentinel) return false;
+  // Those whose blocks are all in use free little or nothing now: they wait behind the others.
+  const NodeId oldest = next;
+  for (int looks = 0; looks < kMostLooks && !has_idle(next); ++looks) {
+    ring::remove(passed_.data(), next);
+    ring::insert_before(passed_.data(), next, sentinel);
+    next = passed_[nth(sentinel)].next;
+    if (next == oldest) break;
+  }
   std::array<NodeId, 64> ends, parts;
   NodeId parent;
   do {

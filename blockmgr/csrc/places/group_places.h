@@ -321,6 +321,7 @@ class GroupPlaces {
   void fingerprint(std::string& out) const;
 
  private:
+  static constexpr int kMostLooks = 32;  // for a passed boundary with an idle block
   static constexpr std::uint8_t kBoundary = 1;
   static constexpr std::uint8_t kLinked = 2;
   static constexpr std::uint8_t kHasTails = 4;
@@ -358,6 +359,7 @@ class GroupPlaces {
   NodeId earlier_end(NodeId n) const;
   bool reads_as_far_back(NodeId earlier, NodeId later) const;
   void prefetch_before(NodeId n) const;
+  bool has_idle(NodeId n) const;
   bool evict_passed(int partition, const FreeBlocks& free, std::int64_t count) noexcept;
   void evict_used(int partition) noexcept;
   template <class Wanted>
