@@ -126,18 +126,18 @@ def test_a_path_is_found_at_its_end_though_others_evicted_that_boundary(leaves: 
 
 
 def test_what_is_passed_waits_behind_the_rest_while_a_sequence_uses_it() -> None:
-    """Its eviction would free nothing, and no prompt could part from the sequence there."""
+    """Its eviction would free nothing, and no prompt could diverge from the sequence there."""
     groups = (FullAttention(), SlidingWindow(8))
     manager = BlockManager(27, SIZE, max_seqs=4, groups=groups, null_block=True)
     handles = [manager.admit(PROMPT[:17]), manager.admit(fresh(5)[:17])]
     for handle in handles:
         manager.commit(handle, 16)
     manager.free(handles[1])
-    parted = [*PROMPT[:12], 999]
-    assert manager.match(parted).num_cached_tokens == 12
+    diverging = [*PROMPT[:12], 999]
+    assert manager.match(diverging).num_cached_tokens == 12
     manager.admit([5000 + i for i in range(SIZE * 5)])
     assert manager.stats().evicted_blocks
-    assert manager.match(parted).num_cached_tokens == 12
+    assert manager.match(diverging).num_cached_tokens == 12
     manager.check_invariants()
 
 
