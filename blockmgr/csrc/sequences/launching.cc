@@ -57,7 +57,7 @@ void Launching::copies_aborted(std::int64_t ticket) {
   return_groups();
 }
 
-// Of tokens that are not known yet, a ring has as many fewer old ones.
+// A forward over tokens that are not known yet overwrites as many old positions of a ring.
 void Launching::mark_state_moved(Handle handle, std::int64_t num_slots) {
   const Held held(rows().monitor());
   const Sequence& s = rows().running(handle);
