@@ -22,6 +22,7 @@ from tests.specification.admission import Terms
 from tests.specification.layers import Kind, RecurrentState, Ring
 from tests.stress.lockstep import DivergenceError, Entry
 from tests.stress.memory import Step, Work, extend_prefixes
+from tests.stress.mirror import GroupMirror
 from tests.stress.world import World
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class LayoutWorld(World):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.mirror = None  # of one group
+        told = self.mirror is not None and self.distinct and "E" in self.detectors
+        self.mirror = GroupMirror() if told else None
         states = [kind for kind in self.kinds if isinstance(kind, RecurrentState)]
         self.extra = max((kind.extra_blocks for kind in states), default=0)
         self.places = self.extra > 0
@@ -363,7 +365,7 @@ class LayoutWorld(World):
         for launched in list(self.steps) if not self.in_flight_limit else ():
             if launched is not self.open and not launched.finished:
                 self.finish(launched)
-        if not self.habits.samples_ahead or self.early or self.places:
+        if not self.habits.samples_ahead or self.early:
             return super().begin(skip, applied)
         for entry in self.entries if self.open is None else ():
             self.sample_ahead(entry)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from blockmgr.event_columns import Events
     from tests.specification.blocks import Prefix
 
-__all__ = ["Mirror"]
+__all__ = ["GroupMirror", "Mirror"]
 
 
 class Mirror:
@@ -45,3 +45,42 @@ class Mirror:
                     before = before[0], before[1] + block
                     if self.contents.setdefault(digest, before) is not before:
                         raise ValueError(f"digest {digest.hex()} was stored twice")
+
+
+class GroupMirror:
+    """The findable blocks of several groups, updated only by events.
+
+    They are compared with what the manager says can be found, after every call that has events.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[int, bytes], tuple[int, ...]] = {}
+
+    def follow(self, manager: Any) -> None:
+        """Applies the events since the last call."""
+        events = manager.take_events()
+        self.apply(events)
+        if events.num_lost:
+            self.apply(manager.take_snapshot())
+        if not len(events):
+            return
+        due = GroupMirror()
+        due.apply(manager.resident_events())
+        if self.tokens != due.tokens:
+            differing = self.tokens.items() ^ due.tokens.items()
+            raise ValueError(f"events and findable blocks differ in {differing}")
+
+    def apply(self, events: Events) -> None:
+        """Applies events in order; an event that changes nothing is an error."""
+        for event in events:
+            names = [(event.group, digest) for digest in event.digests]
+            if event.kind is EventKind.CLEARED:
+                self.tokens.clear()
+            elif event.kind is EventKind.REMOVED:
+                for name in names:
+                    del self.tokens[name]
+            else:
+                for name, tokens in zip(names, event.tokens.tolist(), strict=True):
+                    if name in self.tokens:
+                        raise ValueError(f"{name} was stored twice")
+                    self.tokens[name] = tuple(tokens)

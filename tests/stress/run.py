@@ -47,7 +47,8 @@ class Plan:
         ops: Operations in all.
         seed: Decides everything.
         profiles: Names of profiles, one run of each in turn.
-        detectors: ``I`` for invariants, ``K`` for the memory, ``D`` for the model.
+        detectors: ``I`` for invariants, ``K`` for the memory, ``D`` for the model; ``mixed`` adds
+            ``E`` for the events of groups.
         default: With the options that ``BlockManager`` has by default.
         minutes: Stop after this long; 0 for never.
         manager: The class under test.
@@ -161,13 +162,14 @@ class Run:
         self.config = draw_config(rng, PROFILES[profile], default=plan.default, layout=plan.layout)
         drawn = draw_chunking(rng) if "layout" in self.config else draw_habits(rng)
         if kind.mixed:
+            self.detectors += "E"
             drawn["samples_ahead"] = rng.random() < 0.4
         self.config |= plan.options
         self.config["habits"] = drawn | plan.options.get("habits", {})
         self.draw = Draw(rng, profile)
         self.records: list[Record] = []
         self.compared = 0
-        self.world = build_world(self.config, seed, detectors, plan.manager)
+        self.world = build_world(self.config, seed, self.detectors, plan.manager)
 
     def one(self) -> None:
         """One operation."""
