@@ -20,6 +20,7 @@ from vllm.v1.kv_cache_interface import (
 
 __all__ = ["FULL", "HAS_RINGS", "Layers", "draw_layers", "with_sizes"]
 
+KINDS = ("full", "window", "again", "chunk", "state", "ring")
 HAS_RINGS = hasattr(kv_cache_interface, "CircularBufferSpec")  # since vLLM 0.33
 
 
@@ -43,6 +44,11 @@ class Layers:
     scale: int = 1
     rows: int = 1
     is_latent: bool = False
+
+    def __post_init__(self) -> None:
+        # Another name would read all tokens, as full attention does, and pass for what was meant.
+        if self.kind not in KINDS:
+            raise ValueError(f"no kind of layers: {self.kind!r}")
 
     @property
     def is_found(self) -> bool:
