@@ -264,7 +264,7 @@ class CommonCalls:
         The order is that of the last use, the longest ago first, whatever the policy. With
         ``quotas``, each share has a part of the front in proportion to its size. With several
         groups of layers, a prefix ends where prompts can continue; the ends that sequences only
-        passed come first, as in evictions, and of a path the last one. With
+        passed come first, as in most evictions, and of a path the last one. With
         ``min_partial_tokens``, a prefix can end with a block that is not full.
 
         Args:

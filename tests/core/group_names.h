@@ -37,6 +37,11 @@ class GroupNames {
     put(groups_.continued_ends_.whole_blocks_);
     put(groups_.continued_ends_.again_);
     put(groups_.continued_ends_.ends_);
+    for (const OneOrder& one : groups_.one_orders_) {
+      put(one.num_blocks_);
+      put(one.found_);
+      put(one.missed_);
+    }
     put_copies();
     if (board_.closed_) put_closed(*board_.closed_);
     const std::uint32_t root = core_.index().find_root(World::text_of(0));

@@ -8,6 +8,7 @@ needs is free at once.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
@@ -20,8 +21,9 @@ from tests.specification.resuming import ModelResuming
 
 __all__ = ["ModelBoundaries"]
 
-MOST_LOOKS = 32
-"""Of the boundaries that are only passed, so many that are in use may go behind the others."""
+BLOCKS_PER_UNIT, MOST_COUNTED = 32, 64
+"""Blocks to evict in one order, for each unit that a prompt computes again, and where counts of
+prompts are halved."""
 
 
 class ModelBoundaries(ModelResuming):
@@ -49,6 +51,13 @@ class ModelBoundaries(ModelResuming):
         self.observed: set[Prefix] = set()
         """For one sequence in 32: where it continued, its last whole unit, and its end. Prompts
         that continue from these are counted."""
+
+        self.in_one_order: Counter[bytes | None] = Counter()
+        """By share, blocks to evict as if no boundary were passed; below 0 if those were more."""
+
+        self.found_passed: Counter[bytes | None] = Counter()
+        self.missed: Counter[bytes | None] = Counter()
+        """By share, prompts that continued from what was only passed, and that would have."""
 
         self.wholes, self.ends, self.agains, self.num_ended = 1, 4, 1, 0
         self.levels: dict[Prefix, int] = {}
@@ -122,20 +131,32 @@ class ModelBoundaries(ModelResuming):
     # ---- eviction -----------------------------------------------------------------------
 
     def evict(self, share: bytes | None) -> None:
-        del self.stamps[self.next_victim(share)]
+        ignores_passing, before = self.ignores_passing(share), len(self.free_blocks(share))
+        del self.stamps[self.next_victim(share, ignores_passing=ignores_passing)]
         self.settle()
         self.count["evicted_blocks"] += 1
+        if ignores_passing:
+            self.in_one_order[share] -= max(1, len(self.free_blocks(share)) - before)
 
-    def next_victim(self, share: bytes | None) -> Prefix:
+    def ignores_passing(self, share: bytes | None) -> bool:
+        """Whether all boundaries are in one order now: prompts have missed what was passed.
+
+        Boundaries in use, and those that are retained, still go behind all that are passed.
+        """
+        return self.in_one_order[share] > 0 and any(
+            self.level(p) <= 0 and not self.runs_along(p) for p in self.candidates(share)
+        )
+
+    def next_victim(self, share: bytes | None, *, ignores_passing: bool = False) -> Prefix:
         """The boundary to evict next.
 
         Boundaries that sequences only passed go first, whatever their level and whatever they free:
-        the oldest path first, and of a path the deepest; those whose own blocks are all in use wait
-        behind the others. Then the lowest level goes first; within a level the oldest path, with
-        its deepest boundary first; paths in use go last. A boundary whose blocks are all in use
-        frees nothing and is not a victim.
+        the oldest path first, and of a path the deepest. Then the lowest level goes first; within a
+        level the oldest path, with its deepest boundary first; paths in use go last. A boundary
+        whose blocks are all in use frees nothing and is not a victim.
         """
-        if passed := self.passed_by_age(share):
+        passed = [p for p in self.passed if self.share(p[0]) == share]
+        if passed and not ignores_passing:
             return passed[0]
 
         def order(prefix: Prefix) -> tuple[int, bool, int]:
@@ -143,19 +164,6 @@ class ModelBoundaries(ModelResuming):
             return self.level(prefix), in_use, -stamp if in_use else stamp
 
         return min(self.candidates(share), key=order)
-
-    def passed_by_age(self, share: bytes | None) -> list[Prefix]:
-        """The boundaries that are only passed; of the oldest, those in use go to the end."""
-        passed = [p for p in self.passed if self.share(p[0]) == share]
-        idle = {block.content[1] for block in self.idle_of(share) if block.content}
-        for prefix in passed[:MOST_LOOKS]:
-            if prefix in idle:
-                break
-            passed.remove(prefix)
-            passed.append(prefix)
-            del self.passed[prefix]
-            self.passed[prefix] = None
-        return passed
 
     def candidates(self, share: bytes | None) -> list[Prefix]:
         """The boundaries that keep a block which nobody uses."""
@@ -319,7 +327,25 @@ class ModelBoundaries(ModelResuming):
         super().hold_found(plan)
 
     def enter(self, seq: Seq) -> None:
-        self.continue_from(self.continued_boundary(seq, seq.cached))
+        found, share = self.continued_boundary(seq, seq.cached), self.share(seq.namespace)
+        self.found_passed[share] += found in self.passed
+        self.continue_from(found)
+        if missed := max(0, seq.diverges - seq.cached) // self.size:
+            self.count_missed(missed, share)
+
+    def count_missed(self, units: int, share: bytes | None) -> None:
+        """Full attention has so many units of a prompt that it computes again.
+
+        The more often prompts continue from what was only passed, the more blocks go in one order.
+        """
+        if self.recurrent():
+            return
+        self.missed[share] += 1
+        found, missed = self.found_passed[share], self.missed[share]
+        blocks = self.in_one_order[share] + BLOCKS_PER_UNIT * units * found // (found + missed)
+        self.in_one_order[share] = min(self.config.num_blocks, blocks)
+        if found + missed >= MOST_COUNTED:
+            self.found_passed[share], self.missed[share] = found // 2, missed // 2
 
     def end_behind(self, cached: int) -> int:
         """The last place of a boundary that lets prompts find so much: a margin behind it.

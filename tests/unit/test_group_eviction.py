@@ -96,7 +96,7 @@ def test_a_part_that_a_step_reads_is_not_freed_with_those_beside_it(units: int) 
 
 @pytest.mark.parametrize("leaves", ["free", "preempt", "truncate", "reparent"])
 def test_a_path_is_found_at_its_end_though_others_evicted_that_boundary(leaves: str) -> None:
-    """Once nothing else is left, what a running sequence passed goes, and frees nothing."""
+    """Behind a running sequence, a passed boundary is evicted first, and frees nothing there."""
     manager = BlockManager(
         28, SIZE, max_seqs=4, groups=(FullAttention(), SlidingWindow(8)), null_block=True
     )
@@ -125,20 +125,69 @@ def test_a_path_is_found_at_its_end_though_others_evicted_that_boundary(leaves: 
     manager.check_invariants()
 
 
-def test_what_is_passed_waits_behind_the_rest_while_a_sequence_uses_it() -> None:
-    """Its eviction would free nothing, and no prompt could diverge from the sequence there."""
+# Prompts that diverge anywhere.
+
+
+def prompt_of(number: int, units: int) -> list[int]:
+    return [1000 * number + i for i in range(SIZE * units)]
+
+
+def run_prompt(manager: BlockManager, tokens: list[int], **options: Any) -> int:
+    """The units that a prompt found; retained, if a priority is given."""
+    handle = manager.admit(tokens)
+    units = manager.sequence(handle).num_cached_tokens // SIZE
+    if options:
+        manager.retain(handle, 0, len(tokens), **options)
+    manager.commit(handle, len(tokens))
+    manager.free(handle)
+    return units
+
+
+def units_left_of_the_middle(
+    *, finds: bool, misses: bool, retained: bool = False, rounds: int = 1
+) -> int:
+    """What a prompt finds that diverges in the middle of an older one, which others have followed.
+
+    Args:
+        finds: A prompt before has continued from a passed boundary.
+        misses: One has found less than full attention had, because a passed boundary was gone.
+        retained: All have a high priority.
+        rounds: How often such an older one has come, and others that have followed it.
+    """
     groups = (FullAttention(), SlidingWindow(8))
-    manager = BlockManager(27, SIZE, max_seqs=4, groups=groups, null_block=True)
-    handles = [manager.admit(PROMPT[:17]), manager.admit(fresh(5)[:17])]
-    for handle in handles:
-        manager.commit(handle, 16)
-    manager.free(handles[1])
-    diverging = [*PROMPT[:12], 999]
-    assert manager.match(diverging).num_cached_tokens == 12
-    manager.admit([5000 + i for i in range(SIZE * 5)])
-    assert manager.stats().evicted_blocks
-    assert manager.match(diverging).num_cached_tokens == 12
+    manager = BlockManager(110, SIZE, max_seqs=4, groups=groups, null_block=True, retention=True)
+    options = {"priority": Priority.HIGH} if retained else {}
+    run_prompt(manager, prompt_of(1, 12), **options)
+    if finds:
+        assert run_prompt(manager, [*prompt_of(1, 6), 5], **options) == 6
+    for number in range(2, 8):
+        run_prompt(manager, prompt_of(number, 8), **options)
+    if misses:
+        assert run_prompt(manager, [*prompt_of(1, 9), 6], **options) < 9
+    for start in range(20, 20 + 10 * rounds, 10):
+        run_prompt(manager, prompt_of(start, 12), **options)
+        for number in range(start + 1, start + 5):
+            run_prompt(manager, prompt_of(number, 6), **options)
     manager.check_invariants()
+    return manager.match([*prompt_of(start, 6), 999]).num_cached_tokens // SIZE
+
+
+def test_what_is_passed_stays_longer_where_prompts_diverge_anywhere() -> None:
+    assert units_left_of_the_middle(finds=True, misses=True) == 6
+
+
+def test_what_is_passed_goes_first_unless_prompts_find_it_and_miss_it() -> None:
+    assert units_left_of_the_middle(finds=False, misses=False) < 6
+    assert units_left_of_the_middle(finds=False, misses=True) < 6
+    assert units_left_of_the_middle(finds=True, misses=False) < 6
+
+
+def test_what_is_passed_goes_first_again_when_enough_blocks_have_gone() -> None:
+    assert units_left_of_the_middle(finds=True, misses=True, rounds=10) < 6
+
+
+def test_what_is_retained_goes_after_all_that_is_passed() -> None:
+    assert units_left_of_the_middle(finds=True, misses=True, retained=True) < 6
 
 
 # Turns of conversations: each prompt continues the one before it, and its answer.

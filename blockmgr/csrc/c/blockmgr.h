@@ -33,7 +33,7 @@
 #include <stdint.h>
 
 #define BLOCKMGR_VERSION_MAJOR 0
-#define BLOCKMGR_VERSION_MINOR 41
+#define BLOCKMGR_VERSION_MINOR 42
 #define BLOCKMGR_VERSION_PATCH 0
 
 #if defined(_WIN32)

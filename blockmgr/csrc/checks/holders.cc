@@ -284,7 +284,12 @@ void GroupPlaces::fingerprint(std::string& out) const {
   };
   put_ring(links_);
   put_ring(passed_);
+  for (const OneOrder& one : one_orders_) one.fingerprint(out);
   continued_ends_.fingerprint(out);
+}
+
+void OneOrder::fingerprint(std::string& out) const {
+  put_numbers(out, num_blocks_, found_, missed_);
 }
 
 void ContinuedEnds::fingerprint(std::string& out) const {

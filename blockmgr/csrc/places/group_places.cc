@@ -25,7 +25,8 @@ GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vect
       facts_(near_.size()),
       owners_(near_.size()),
       links_(groups_.empty() ? 0 : nth(nodes.count + num_partitions)),
-      passed_(links_.size()) {
+      passed_(links_.size()),
+      one_orders_(groups_.empty() ? 0 : nth(num_partitions)) {
   for (const Group& group : groups_) {
     num_states_ += group.recurrent();
     ring_restart_ = std::lcm(ring_restart_, group.restart);
@@ -170,6 +171,7 @@ void GroupPlaces::continue_from(NodeId n) noexcept {
                           : whole            ? Kind::kWholeBlock
                                              : Kind::kEnd);
   }
+  if (is_passed(n)) one_orders_[nth(pool_.partition_of(n))].count_found();
   facts& kContinued ? note_diverged(n) : note_continued(n);
 }
 
@@ -314,16 +316,33 @@ void GroupPlaces::evict(int from, std::int64_t count) noexcept {
   // A passed boundary whose node is used has blocks, and leaves no bare one free.
   const bool frees_any = pool_.home(partition) == from;
   while (free.size() < count) {
-    if (frees_any && evict_passed(partition, free, count)) continue;
+    const bool in_one_order = frees_any && ignores_passing(partition);
+    if (frees_any && !in_one_order && evict_passed(partition, free, count)) continue;
     if (pool_.partition(partition).retention && evict_used_below(partition)) continue;
     if (!pool_.partition(partition).idle.empty()) {
       const NodeId n = pool_.victim(partition);
+      const std::int64_t before = free.size();
       if (const NodeId end = earlier_end(n); end >= 0) add_boundary(end);
       prune(pool_.evict_idle(partition, n));
+      if (in_one_order)
+        one_orders_[nth(partition)].count_evicted(std::max<std::int64_t>(1, free.size() - before));
     } else {
       evict_used(partition);
     }
   }
+}
+
+void GroupPlaces::count_missed(int partition, std::int64_t units) noexcept {
+  if (!num_groups_) return;  // full attention alone has one order
+  one_orders_[nth(pool_.nodes_of(partition))].count_missed(units, pool_.num_blocks());
+}
+
+// Whether the next block is evicted as if no boundary were passed. Retained boundaries still go
+// after all passed ones.
+bool GroupPlaces::ignores_passing(int partition) const {
+  const Pool::Partition& of = pool_.partition(partition);
+  if (!one_orders_[nth(partition)].is_due() || of.idle.empty()) return false;
+  return !of.retention || of.retention->num_idle(kLow) || of.retention->num_idle(kNormal);
 }
 
 // Where prompts can continue if the boundary at the end of an idle path goes: an eighth of its
@@ -363,26 +382,10 @@ void GroupPlaces::prefetch_before(NodeId n) const {
 // Evicts the first passed boundary and those next to it that each continue the next one, for many
 // come from one path; until so many blocks are free. Whether there was one. Their parts become free
 // group by group, so that blocks of one group stay together: they are handed out in that order.
-// Whether this node, or a part of it, is in no use and waits for no step.
-inline bool GroupPlaces::has_idle(NodeId n) const {
-  if (nodes_.idle(n)) return true;
-  for (int g = 0; g < num_groups(); ++g)
-    if (is_idle(cached(g, n))) return true;
-  return false;
-}
-
 bool GroupPlaces::evict_passed(int partition, const FreeBlocks& free, std::int64_t count) noexcept {
   const NodeId sentinel = nodes_.count + partition;
   NodeId next = passed_[nth(sentinel)].next;
   if (next == sentinel) return false;
-  // Those whose blocks are all in use free little or nothing now: they wait behind the others.
-  const NodeId oldest = next;
-  for (int looks = 0; looks < kMostLooks && !has_idle(next); ++looks) {
-    ring::remove(passed_.data(), next);
-    ring::insert_before(passed_.data(), next, sentinel);
-    next = passed_[nth(sentinel)].next;
-    if (next == oldest) break;
-  }
   std::array<NodeId, 64> ends, parts;
   NodeId parent;
   do {

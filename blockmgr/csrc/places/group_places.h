@@ -7,7 +7,7 @@
 //
 // A *boundary* is the end of a cached prefix at which every group holds what the next query reads.
 // An idle block that no boundary needs is free at once, nodes included. So the pool evicts
-// boundaries: first the oldest of those that a sequence only passed; then the oldest path's
+// boundaries: mostly first the oldest of those that a sequence only passed; then the oldest path's
 // deepest, as the pool orders idle nodes; then, of those that running sequences have passed, the
 // one that came into use last. With retention, the lowest level of the last two goes first.
 //
@@ -19,6 +19,10 @@
 // where others use them, and where they are retained. Where the windows and chunks of a boundary
 // begin with its path, the query at an earlier place reads nothing else. So eviction shortens the
 // path from its end.
+//
+// Prompts may also diverge anywhere. Where full attention has more of a prompt than it finds, a
+// passed boundary that had stayed would have served it: then some blocks are evicted in one order
+// of all boundaries, see OneOrder.
 //
 // With a margin, prompts continue so many tokens before a boundary that they find. So a boundary
 // keeps what the queries from there on read, as long as it is cached; and the end of an earlier
@@ -92,6 +96,39 @@ class ContinuedEnds {
   std::int64_t whole_blocks_ = 1;
   std::int64_t again_ = 1;
   std::int64_t ends_ = 4;
+};
+
+// With windows or chunks and no states: how many of the next blocks of a partition are evicted as
+// if no boundary were passed. The more, the more units prompts compute again that full attention
+// has, and the more prompts do continue from passed boundaries: where none does, that would not
+// help.
+class OneOrder {
+ public:
+  bool is_due() const { return num_blocks_ > 0; }
+  void count_evicted(std::int64_t blocks) noexcept { num_blocks_ -= blocks; }
+  // A prompt continued from a passed boundary.
+  void count_found() noexcept { ++found_; }
+  // A prompt computes so many units again. At most all blocks go once: what is missing was evicted
+  // in the order of then.
+  void count_missed(std::int64_t units, std::int64_t most_blocks) noexcept {
+    ++missed_;
+    const std::int64_t blocks = kBlocksPerUnit * units * found_ / (found_ + missed_);
+    num_blocks_ = std::min(most_blocks, num_blocks_ + blocks);
+    if (found_ + missed_ < kMost) return;
+    found_ /= 2;
+    missed_ /= 2;
+  }
+  // checks/holders.cc
+  void fingerprint(std::string& out) const;
+
+ private:
+  // Measured: with more, traces find less whose prompts continue from ends; with fewer, prompts
+  // that diverge anywhere.
+  static constexpr std::int64_t kBlocksPerUnit = 32;
+  static constexpr std::int64_t kMost = 64;
+  std::int64_t num_blocks_ = 0;  // below 0 if the last eviction freed more
+  std::int64_t found_ = 0;
+  std::int64_t missed_ = 0;
 };
 
 class GroupPlaces {
@@ -255,6 +292,8 @@ class GroupPlaces {
   }
   // The same, and a prompt does so now.
   void continue_from(NodeId n) noexcept;
+  // A prompt computes so many units again of what full attention has of it.
+  void count_missed(int partition, std::int64_t units) noexcept;
   // The nodes of a path up to the boundary from which a prompt has continued, when the prompt has a
   // boundary of its own: those of earlier turns are passed from now on, unless others need them.
   void pass_earlier(const NodeId* path, std::int64_t count) noexcept;
@@ -321,7 +360,6 @@ class GroupPlaces {
   void fingerprint(std::string& out) const;
 
  private:
-  static constexpr int kMostLooks = 32;  // for a passed boundary with an idle block
   static constexpr std::uint8_t kBoundary = 1;
   static constexpr std::uint8_t kLinked = 2;
   static constexpr std::uint8_t kHasTails = 4;
@@ -359,7 +397,7 @@ class GroupPlaces {
   NodeId earlier_end(NodeId n) const;
   bool reads_as_far_back(NodeId earlier, NodeId later) const;
   void prefetch_before(NodeId n) const;
-  bool has_idle(NodeId n) const;
+  bool ignores_passing(int partition) const;
   bool evict_passed(int partition, const FreeBlocks& free, std::int64_t count) noexcept;
   void evict_used(int partition) noexcept;
   template <class Wanted>
@@ -403,6 +441,7 @@ class GroupPlaces {
   ZeroedArray<Links> links_;
   // Passed boundaries likewise, the oldest path first, and of a path the deepest.
   ZeroedArray<Links> passed_;
+  std::vector<OneOrder> one_orders_;  // by partition
 };
 
 }  // namespace blockmgr

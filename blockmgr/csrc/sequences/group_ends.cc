@@ -13,6 +13,8 @@ void GroupEnds::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
   const auto [last, diverges, halfway, end] =
       use<Needs>().stops_of(s.num_tokens, s.num_computed, num_shared, prompt_end);
   stops = {last, diverges, halfway, end, 0};
+  if (diverges && !num_states())
+    groups()->count_missed(s.partition, (diverges - s.num_computed) / config().block_size);
 }
 
 // Before its blocks are promoted: all of these are loaded, so none counts as unwritten, or one that
