@@ -68,19 +68,20 @@ class GroupMirror:
         due.apply(manager.resident_events())
         if self.tokens != due.tokens:
             differing = self.tokens.items() ^ due.tokens.items()
-            raise ValueError(f"events and findable blocks differ in {differing}")
+            raise AssertionError(f"events and findable blocks differ in {differing}")
 
     def apply(self, events: Events) -> None:
-        """Applies events in order; an event that changes nothing is an error."""
+        """Applies events in order; an event that changes nothing is a violation."""
         for event in events:
             names = [(event.group, digest) for digest in event.digests]
             if event.kind is EventKind.CLEARED:
                 self.tokens.clear()
             elif event.kind is EventKind.REMOVED:
                 for name in names:
-                    del self.tokens[name]
+                    if self.tokens.pop(name, None) is None:
+                        raise AssertionError(f"{name} was removed, but not stored")
             else:
                 for name, tokens in zip(names, event.tokens.tolist(), strict=True):
                     if name in self.tokens:
-                        raise ValueError(f"{name} was stored twice")
+                        raise AssertionError(f"{name} was stored twice")
                     self.tokens[name] = tuple(tokens)
