@@ -99,17 +99,17 @@ class ContinuedEnds {
 };
 
 // With windows or chunks and no states: how many of the next blocks of a partition are evicted as
-// if no boundary were passed. The more, the more units prompts compute again that full attention
-// has, and the more prompts do continue from passed boundaries: where none does, that would not
-// help.
+// if no boundary were passed. The number grows with the units that prompts compute again although
+// full attention has them, and with the share of prompts that continue from passed boundaries:
+// where no prompt does so, another order would not help.
 class OneOrder {
  public:
   bool is_due() const { return num_blocks_ > 0; }
   void count_evicted(std::int64_t blocks) noexcept { num_blocks_ -= blocks; }
   // A prompt continued from a passed boundary.
   void count_found() noexcept { ++found_; }
-  // A prompt computes so many units again. At most all blocks go once: what is missing was evicted
-  // in the order of then.
+  // A prompt computes so many units again. Their blocks were evicted under an earlier order, so at
+  // most all blocks are evicted once in this one.
   void count_missed(std::int64_t units, std::int64_t most_blocks) noexcept {
     ++missed_;
     const std::int64_t blocks = kBlocksPerUnit * units * found_ / (found_ + missed_);
@@ -122,8 +122,8 @@ class OneOrder {
   void fingerprint(std::string& out) const;
 
  private:
-  // Measured: with more, traces find less whose prompts continue from ends; with fewer, prompts
-  // that diverge anywhere.
+  // Measured: with a larger number, prompts that continue from ends find less; with a smaller one,
+  // prompts that diverge anywhere do.
   static constexpr std::int64_t kBlocksPerUnit = 32;
   static constexpr std::int64_t kMost = 64;
   std::int64_t num_blocks_ = 0;  // below 0 if the last eviction freed more

@@ -20,6 +20,7 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   // evicted for it, and it goes first. Whether a prompt can continue there from now on.
   bool cache_state(Handle handle);
   void keep_boundary(const Sequence& s, std::int64_t end) noexcept;
+  // Also counts what it computes again where full attention has more of it than it found.
   [[gnu::noinline]] void choose_stops(Sequence& s, std::int64_t num_shared) noexcept;
   void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
   void keep_state(Sequence& s) noexcept;
